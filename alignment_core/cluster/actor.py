@@ -74,9 +74,9 @@ class Actor:
                 self.object = (_imported(factory) if isinstance(factory, str) else factory)(**arguments)
         except OutOfMemory as error:
             raise EnvironmentFault(
-                f"{self.name}: out of memory while models were loaded ({first_line(error.__cause__ or error)}); each trainer "
-                "loads the whole model, whatever resources.zero_stage is: use adapters (training.lora, with load_in_4bit for "
-                "less memory), resources.offload_optimizer, a smaller model, or devices with more memory"
+                f"{self.name}: out of memory while models were loaded ({first_line(error.__cause__ or error)}): set "
+                "resources.zero_stage: 3, so that each trainer holds a part of every model, or use adapters (training.lora, "
+                "with load_in_4bit for less memory), resources.offload_optimizer, a smaller model, or more or larger devices"
             ) from error
 
     def call(self, requested: Call[Any, Any]) -> Any:

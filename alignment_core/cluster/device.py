@@ -10,11 +10,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+from alignment_core.cluster.layout import ENGINE_GPU, LEARNERS, Counts, Place, gpus_apart, gpus_needed, host_of
 from alignment_core.cores import physical_cores
 from alignment_core.errors import EnvironmentFault
 from alignment_core.recipes import ResourcesConfig
+from alignment_core.recipes.sections.resources import ModelPlacements
 
 MIB = 1 << 20
+UNPLACED = ModelPlacements()
+"""Critic, reference and reward models beside the policy."""
 QUIET = {"PYTHONWARNINGS": "ignore::FutureWarning,ignore::DeprecationWarning"}
 """Keeps deprecation warnings of libraries out of the log of a run."""
 _SHORT_SPINS = {"GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "10000")}
@@ -33,21 +37,6 @@ passes its environment on to the workers of tensor parallelism."""
 CHECKPOINTED_PARAMETERS = {"cuda": 1_500_000_000, "cpu": 50_000_000}
 """Models from this size on recompute activations unless the recipe says otherwise: on GPUs all, on CPUs the cheap ones."""
 _BF16_INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
-TRAINER_GPU = 0.5
-ENGINE_GPU = 0.45
-JUDGE_GPU = 0.01
-"""Fractions of a GPU that actors claim from Ray: one trainer rank and one engine fit together, two of a kind do not, and reward
-models fit beside them."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """The place of an actor: bundles of the placement group (one GPU each; none on a CPU), and its fraction of the first."""
-
-    bundles: tuple[int, ...] = ()
-    gpu_share: float = 0.0
-    node: str | None = None
-    """Ray's id of a node of a cluster, for actors without a GPU."""
 
 
 @dataclass(frozen=True)
@@ -97,14 +86,15 @@ class Device:
         if self.kind == "cpu":
             return resources.trainers or 1  # a second one would have the whole model again, and exchange gradients
         of_engines = self.engines(resources) * resources.tensor_parallel_size if self._apart(resources) else 0
-        return resources.trainers or max(1, self.count - of_engines)
+        return resources.trainers or max(1, self.count - of_engines - gpus_apart(resources))
 
     def engines(self, resources: ResourcesConfig) -> int:
         """vLLM engines."""
         if resources.engines:
             return resources.engines
         if self._apart(resources):
-            gpus = self.count - resources.trainers if resources.trainers else self.count // 2
+            gpus = self.count - gpus_apart(resources)
+            gpus = gpus - resources.trainers if resources.trainers else gpus // 2
         else:
             gpus = self.trainers(resources)
         return max(1, gpus // resources.tensor_parallel_size)
@@ -123,13 +113,18 @@ class Device:
     def _engine_threads(self, resources: ResourcesConfig) -> int:
         return self.threads(resources, self.engines(resources) * resources.tensor_parallel_size)
 
+    def learners(self, resources: ResourcesConfig) -> int:
+        """Ranks of all process groups, which compute at the same time."""
+        apart = [getattr(resources.models, role).gpus for role in LEARNERS[1:] if host_of(resources, role) == role]
+        return self.trainers(resources) + sum(apart)
+
     def take_turns(self, resources: ResourcesConfig) -> bool:
         """Whether no engine samples for a stage while the trainers work for another one: on GPUs that they share, of which each
         may need nearly all memory, and on a CPU if together they have more threads than this machine has cores. At once, their
         threads would wait for each other at every operation."""
         if self.kind == "cuda":
             return self.engines_give_way(resources)
-        trainers, engines = self.trainers(resources), self.engines(resources) * resources.tensor_parallel_size
+        trainers, engines = self.learners(resources), self.engines(resources) * resources.tensor_parallel_size
         return trainers * self.threads(resources, trainers) + engines * self._engine_threads(resources) > self.count
 
     def _apart(self, resources: ResourcesConfig) -> bool:
@@ -140,21 +135,25 @@ class Device:
         """Whether engines share GPUs with trainers, so that they must free their memory whenever they do not sample."""
         return self.kind == "cuda" and not self._apart(resources)
 
-    def gpus_needed(self, resources: ResourcesConfig) -> int:
-        """GPUs for one trainer each and ``tensor_parallel_size`` per engine, which trainers and engines may share.
+    def counts(self, resources: ResourcesConfig) -> Counts:
+        """Ranks and engines of a run."""
+        trainers, engines = self.trainers(resources), self.engines(resources)
+        return Counts(trainers, engines, resources.tensor_parallel_size, self._apart(resources))
 
-        Raises EnvironmentFault if there are fewer.
-        """
+    def gpus_needed(self, resources: ResourcesConfig) -> int:
+        """GPUs of a run; 0 on a CPU. Raises EnvironmentFault if there are fewer."""
         if self.kind == "cpu":
             return 0
-        trainers, engines = self.trainers(resources), self.engines(resources)
-        for_engines = engines * resources.tensor_parallel_size
-        needed = trainers + for_engines if self._apart(resources) else max(trainers, for_engines)
+        counts = self.counts(resources)
+        needed = gpus_needed(resources, counts)
         if needed > self.count:
+            apart, fields = gpus_apart(resources), "resources.trainers, resources.engines"
+            more = f", and {apart} of resources.models" if apart else ""
+            fields += ", resources.models" if apart else ""
             raise EnvironmentFault(
-                f"resources: {trainers} trainers and {engines} engines of {resources.tensor_parallel_size} GPUs, "
-                f"{resources.placement}, need {needed} GPUs, Ray has {self.count}; lower resources.trainers, "
-                "resources.engines or resources.tensor_parallel_size"
+                f"resources: {counts.trainers} trainers and {counts.engines} engines of {counts.tensor_parallel_size} GPUs, "
+                f"{resources.placement}{more}, need {needed} GPUs, Ray has {self.count}; lower {fields} or "
+                "resources.tensor_parallel_size"
             )
         return needed
 
@@ -166,29 +165,14 @@ class Device:
             "trainers": trainers,
             "engines": self.engines(resources),
             "tensor_parallel_size": resources.tensor_parallel_size,
-            "threads": self.trainer_threads(resources, trainers, on_machine or trainers),
+            "threads": self.trainer_threads(resources, self.learners(resources), on_machine or trainers),
             "engine_threads": self._engine_threads(resources),
             "attention": resources.attention,
             "zero_stage": zero_stage(resources, trainers),
             "offload_optimizer": resources.offload_optimizer,
             "max_tokens_per_microbatch": resources.token_budget,
+            **({"models": resources.models.model_dump(exclude_defaults=True)} if resources.models != UNPLACED else {}),
         }
-
-    def trainer_place(self, rank: int) -> Place:
-        """The place of a trainer rank."""
-        return Place() if self.kind == "cpu" else Place((rank,), TRAINER_GPU)
-
-    def judge_place(self, index: int, resources: ResourcesConfig) -> Place:
-        """The place of an actor of a reward model: beside trainers and engines on a GPU."""
-        return Place() if self.kind == "cpu" else Place((index % self.gpus_needed(resources),), JUDGE_GPU)
-
-    def engine_place(self, index: int, resources: ResourcesConfig) -> Place:
-        """The place of an engine. An engine over several GPUs claims none itself: vLLM's workers claim them."""
-        size = resources.tensor_parallel_size
-        if self.kind == "cpu":
-            return Place()
-        first = index * size + (self.trainers(resources) if self._apart(resources) else 0)
-        return Place(tuple(range(first, first + size)), ENGINE_GPU if size == 1 else 0.0)
 
     @property
     def _loopback(self) -> dict[str, str]:
@@ -257,6 +241,11 @@ def zero_stage(resources: ResourcesConfig, trainers: int) -> int:
         return resources.zero_stage
     alone = trainers == 1 and not resources.offload_optimizer  # nothing to shard or offload
     return 0 if alone else 2
+
+
+def is_sharded(resources: ResourcesConfig, ranks: int) -> bool:
+    """Whether each of so many ranks holds a part of a model that is not trained."""
+    return zero_stage(resources, ranks) == 3
 
 
 def recomputed_activations(

@@ -112,10 +112,13 @@ class ActorGroup(Generic[T]):
 
     def all(self, method: Callable[Concatenate[T, P], R], /, *arguments: P.args, **named: P.kwargs) -> list[R]:
         """Call the method of every actor's object; results in rank order."""
-        requested: Any = call(method, *arguments, **named)
-        if self.size > 1:
-            requested = self.ray.put(requested)  # travels once to each node, not to each actor
-        return self._wait([actor.call.remote(requested) for actor in self.actors], method.__name__)
+        return self.call_all(call(method, *arguments, **named))
+
+    def call_all(self, requested: Call[T, R]) -> list[R]:
+        """Make this call on every actor; results in rank order."""
+        name = requested.method
+        payload: Any = self.ray.put(requested) if self.size > 1 else requested  # travels once to each node
+        return self._wait([actor.call.remote(payload) for actor in self.actors], name)
 
     def one(self, rank: int, method: Callable[Concatenate[T, P], R], /, *arguments: P.args, **named: P.kwargs) -> R:
         """Call the method of one actor's object."""

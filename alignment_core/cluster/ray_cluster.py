@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from alignment_core.cluster.layout import Gpu
 from alignment_core.errors import EnvironmentFault, InfrastructureError
 from alignment_core.imports import uncollected
 
@@ -243,6 +244,14 @@ def reserve_gpus(ray: Any, count: int, waits: Callable[[str | None], None] = lam
         ray.util.remove_placement_group(group)
         raise
     return group
+
+
+def reserved_gpus(ray: Any, group: Any) -> list[Gpu]:
+    """The GPUs of a placement group with one per bundle. Ray numbers bundles without regard to their nodes."""
+    from ray.util.placement_group import placement_group_table
+
+    nodes = placement_group_table(group)["bundles_to_node_id"]
+    return [Gpu(node, bundle) for bundle, node in nodes.items()]
 
 
 def actor_processes() -> list[psutil.Process]:

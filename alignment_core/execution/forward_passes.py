@@ -73,7 +73,7 @@ class ForwardPasses:
         """
         from alignment_core.training.forward import Forward, ForwardJob
         from alignment_core.training.rank_folders import bring
-        from alignment_core.training.ranks import open_job
+        from alignment_core.training.ranks import open_job, run_blocks
 
         assert self._trainers is not None, "call it within `using_trainers`"
         context = self.context
@@ -90,9 +90,10 @@ class ForwardPasses:
             job = ForwardJob(model, head, bf16, verdicts, temperature, longest)
             ranks = open_job(self._trainers, job, context.resources)
             context.report(len(values), len(blocks), "blocks")
-            for number, result in ranks.spread((number, call(Forward.run, block)) for number, block in left):
-                write_whole(files[number], partial(np.save, arr=result))
-                values[number] = result
+            calls = ((number, call(Forward.run, block)) for number, block in left)
+            for number, results in run_blocks(ranks, calls, context.resources):
+                values[number] = np.sum(results, axis=0, dtype=np.float32)
+                write_whole(files[number], partial(np.save, arr=values[number]))
                 _check(over)
                 context.report(len(values), len(blocks), "blocks")
             scored = sum(len(ids) for _, block in left for pair in block for ids in pair)

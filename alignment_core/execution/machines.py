@@ -186,15 +186,18 @@ class WarmMachines:
         _print_stage("trainers", ticket)
         with ticket.starting("the trainers"):
             group = self.actors.ready_trainers()
+        groups = self.actors.learners  # and others that the stage starts
         try:
-            yield TrainerActors(group, self.actors.device)
-            group.drop()
+            yield TrainerActors(group, self.actors.device, self.actors.ready_learners)
+            for group in self.actors.learners.values():
+                group.drop()
         except BaseException as error:
-            if not _stays_warm(group, error):
+            warm = [_stays_warm(group, error) for group in self.actors.learners.values()]
+            if not all(warm):
                 self.actors.end_trainers()
             raise
         finally:
-            ticket.used((time.monotonic() - started) * group.devices)
+            ticket.used((time.monotonic() - started) * sum(group.devices for group in groups.values()))
 
     @contextmanager
     def _serving_engines(self, request: EngineRequest, ticket: Ticket) -> Iterator[ActorGroup[Engine]]:

@@ -42,7 +42,7 @@ def run_job(context: StageContext, job: TrainJob, last: Path | None) -> dict[str
     drop_incomplete(context.progress)
     with _name_last_good_checkpoint(context.progress), context.machines.trainers(context.ticket) as trainers:
         ranks = open_job(trainers, job, context.resources)
-        state = resume(ranks, context.progress)
+        state = resume([ranks], context.progress)
         on_start = job.training.eval_on_start and job.test_data is not None
         evaluations = EvaluationCheckpoints(
             context.progress, job.training, state["step"], state["total_steps"], on_start
@@ -198,6 +198,6 @@ def _save(
     """Write a checkpoint, and remove older ones once it is complete."""
     with schedule.saving():
         window.save()
-        save_progress(ranks, context.progress, context.curve.to_bytes())
+        save_progress([ranks], context.progress, context.curve.to_bytes())
         drop_older(context.progress, step)
         evaluations.checkpointed()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from alignment_core.cluster import ray_cluster
-from alignment_core.cluster.device import Device, Place, cpu_model
+from alignment_core.cluster.device import Device, cpu_model, is_sharded
 from alignment_core.cluster.group import ActorGroup
+from alignment_core.cluster.layout import Layout, LearnerRole, Place, lay_out
 from alignment_core.cluster.nodes import check_nodes
 from alignment_core.inference.engine import Engine, EngineRequest
 from alignment_core.models.saving import architecture_digest, read_json
@@ -75,12 +75,16 @@ class WarmActors:
         self.ray: Any = None
         self.gpus: Any = None
         """The placement group of this run's GPUs, once it has some."""
-        self.trainers: ActorGroup[Any] | None = None
+        self.learners: dict[LearnerRole, ActorGroup[Any]] = {}
+        """Process groups of ranks by the model that they are for; those of the policy are the trainers."""
         self.engines: ActorGroup[Engine] | None = None
         self._engines_shape: EngineShape | None = None
         """None while the engines have no model yet."""
+        self._judges = 0
+        """Actors of reward models that have been started."""
         self._connecting = threading.Lock()
         self._device: Device | None = None
+        self._layout: Layout | None = None
 
     def connect(self) -> Any:
         """Connect to Ray, or start it; returns the ``ray`` module.
@@ -138,14 +142,43 @@ class WarmActors:
         """Get this run's GPUs from Ray, if it has none yet. ``waits`` is that of a ticket."""
         if self.gpus is None:
             self.gpus = ray_cluster.reserve_gpus(self.ray, self.gpus_needed, waits)
+            try:
+                self._layout = self._laid_out()
+            except BaseException:
+                self.end_actors()
+                raise
+
+    @property
+    def layout(self) -> Layout:
+        """The places of all actors."""
+        if self._layout is None:
+            self._layout = self._laid_out()
+        return self._layout
+
+    def _laid_out(self) -> Layout:
+        device = self.device
+        gpus = None if device.kind == "cpu" else ray_cluster.reserved_gpus(self.ray, self.gpus)
+        layout = lay_out(self.resources, device.counts(self.resources), gpus)
+        if gpus is not None or ray_cluster.is_private():
+            return layout
+        return layout.over_nodes(ray_cluster.here_first(self.ray))
 
     # ---------------------------------------------------------------- groups
 
+    @property
+    def trainers(self) -> ActorGroup[Any] | None:
+        """The running ranks of the policy."""
+        return self.learners.get("policy")
+
     def ready_trainers(self) -> ActorGroup[Any]:
-        """The trainer ranks, in one process group."""
-        if self.trainers is None:
-            self.trainers = self._start_trainers()
-        return self.trainers
+        """The ranks of the policy, in one process group; they also train all other stages."""
+        return self.ready_learners("policy")
+
+    def ready_learners(self, role: LearnerRole) -> ActorGroup[Any]:
+        """The ranks of a model that has its own, in one process group."""
+        if role not in self.learners:
+            self.learners[role] = self._start_learners(role)
+        return self.learners[role]
 
     def ready_engines(self, request: EngineRequest) -> ActorGroup[Engine]:
         """Engines that can serve the request; those that start, start with the policy."""
@@ -173,15 +206,18 @@ class WarmActors:
     @contextmanager
     def judges(self, name: str, job: ForwardJob, resources: ResourcesConfig) -> Iterator[Judges]:
         """Actors of a reward model, for as long as the caller needs them; hold trainers or engines while you do."""
-        places = self._over_nodes(
-            [self.device.judge_place(index, self.resources) for index in range(self.resources.judges)]
-        )
+        places = self.layout.places["reward"]
+        first, self._judges = self._judges, self._judges + len(places)
+        places = tuple(places[(first + index) % len(places)] for index in range(len(places)))
         environment = self.device.trainer_environment(self.resources, len(places))
         group: ActorGroup[Forward] = self._group(name, places, [environment] * len(places))
         try:
-            arguments = {"resources": resources, "device": self.device}
-            group.make(job.open, [arguments] * group.size)
-            yield Judges(group)
+            own = resources.of_model("reward")
+            if is_sharded(own, group.size):
+                self._join(group)
+            shared = {"resources": own, "device": self.device, "world": group.size}
+            group.make(job.open, [{"rank": rank, **shared} for rank in range(group.size)])
+            yield Judges(group, own)
         finally:
             group.kill()
 
@@ -195,22 +231,25 @@ class WarmActors:
             group.make(POOL, [{"job": job}] * group.size)
         return Nodes(group, group.timeout)
 
-    def _start_trainers(self) -> ActorGroup[Any]:
-        world = self.device.trainers(self.resources)
-        places = self._over_nodes([self.device.trainer_place(rank) for rank in range(world)])
-        environment = self.device.trainer_environment(self.resources, world)
-        group = self._group("trainers", places, [environment] * world)
+    def _start_learners(self, role: LearnerRole) -> ActorGroup[Any]:
+        places = self.layout.places[role]
+        environment = self.device.trainer_environment(self.resources, self.device.learners(self.resources))
+        group = self._group("trainers" if role == "policy" else role, places, [environment] * len(places))
         group.prepare(TRAINER_IMPORTS)
         with _killed_on_failure(group):
-            rendezvous = group.rendezvous(self.temporary)
-            shared = {"world": world, "rendezvous": rendezvous, "resources": self.resources, "device": self.device}
-            of_ranks = [{"rank": rank, "on_machine": count} for rank, count in enumerate(group.on_machine)]
-            group.run(join, [{**of_rank, **shared} for of_rank in of_ranks])
+            self._join(group)
         return group
+
+    def _join(self, group: ActorGroup[Any]) -> None:
+        """Make the actors of a group the ranks of a process group."""
+        rendezvous = group.rendezvous(self.temporary)
+        shared = {"world": group.size, "rendezvous": rendezvous, "resources": self.resources, "device": self.device}
+        of_ranks = [{"rank": rank, "on_machine": count} for rank, count in enumerate(group.on_machine)]
+        group.run(join, [{**of_rank, **shared} for of_rank in of_ranks])
 
     def _engine_actors(self) -> ActorGroup[Engine]:
         device, resources = self.device, self.resources
-        places = self._over_nodes([device.engine_place(index, resources) for index in range(device.engines(resources))])
+        places = self.layout.places["engines"]
         environments = [device.engine_environment(resources, place) for place in places]
         return self._group("engines", places, environments)
 
@@ -220,23 +259,16 @@ class WarmActors:
         assert running is not None
         return running.max_model_len >= shape.max_model_len and running[:-1] == shape[:-1]
 
-    def _group(self, name: str, places: list[Place], environments: list[dict[str, str]]) -> ActorGroup[Any]:
+    def _group(self, name: str, places: Sequence[Place], environments: list[dict[str, str]]) -> ActorGroup[Any]:
         return ActorGroup(self.ray, name, places, environments, self.resources.wait_timeout_seconds, self.gpus)
-
-    def _over_nodes(self, places: list[Place]) -> list[Place]:
-        """On a cluster without GPUs: over its nodes in turn, this one first."""
-        if ray_cluster.is_private() or self.device.kind != "cpu":
-            return places
-        nodes = ray_cluster.here_first(self.ray)
-        return [replace(place, node=nodes[index % len(nodes)]) for index, place in enumerate(places)]
 
     # ---------------------------------------------------------------- the end
 
     def end_trainers(self) -> None:
-        """End the trainers' processes; the next stage that needs trainers starts new ones."""
-        if self.trainers is not None:
-            self.trainers.kill()
-            self.trainers = None
+        """End all ranks' processes; the next stage that needs trainers starts new ones."""
+        for group in self.learners.values():
+            group.kill()
+        self.learners = {}
 
     def end_engines(self) -> None:
         """End the engines' processes; the next stage that needs engines starts new ones."""
@@ -251,7 +283,7 @@ class WarmActors:
         self.end_engines()
         if self.gpus is not None:
             self.ray.util.remove_placement_group(self.gpus)
-            self.gpus = None
+            self.gpus = self._layout = None
 
     def release_devices(self) -> None:
         """Leave the GPUs to another run, with all their memory. On a CPU, idle actors do not disturb other runs and stay."""
@@ -267,7 +299,7 @@ class WarmActors:
             self.end_actors()
             self.ray.shutdown()
             self.ray = None
-            self._device = None
+            self._device = self._layout = None
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from alignment_core.init.text import Commented
 from alignment_core.init.verifying import labels, verifier_of
 from alignment_core.recipes.methods import Init, Method
 from alignment_core.recipes.recipe import BaseRecipe
+from alignment_core.recipes.sections.resources import FrozenPlacement
 from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.recipes.sections.training import RewardModelConfig, SftConfig
 
@@ -47,6 +48,9 @@ class RlRecipe(BaseRecipe):
             reward.check(self.rl.prompts, "rl.prompts")
             if best is not None:
                 reward.check(best, "rl.best.prompts")
+        is_placed = self.rl.kl.coefficient > 0 and self.resources.models.reference != FrozenPlacement()
+        if is_placed and (problem := self.rl.why_reference_is_beside(self.rl.kl.reference is not None)):
+            raise ValueError(f"`resources.models.reference`: {problem}")
         lora, most = self.rl.training.lora, self.resources.max_lora_rank
         if lora and most is not None and lora.is_addable and lora.r > most:
             raise ValueError(

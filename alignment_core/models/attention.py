@@ -24,6 +24,7 @@ from transformers.masking_utils import AttentionMaskInterface, causal_mask_funct
 
 from alignment_core.memory import out_of_memory
 from alignment_core.models import flex_trees
+from alignment_core.models.layer_kinds import first_layers
 from alignment_core.models.prefix_tree import TreeNode, lay_out
 
 if TYPE_CHECKING:
@@ -251,13 +252,13 @@ def over_trees(probing: bool = False) -> Iterator[None]:
         _in_use, _probing = before
 
 
-def use_trees(model: Any, head: Head, device: str, dropout: bool) -> bool:
+def use_trees(model: Any, head: Head, device: str, dtype: torch.dtype, dropout: bool) -> bool:
     """Let a ``transformers`` model of this head attend over prefix trees if it supports that; whether it does.
 
     It does if all its layers use plain causal attention, if it then computes the same as for each sequence alone (probed on the
-    model's present device: a GPU takes seconds, a processor without instructions for bf16 an hour for 8B parameters), and if
-    ``device`` supports it. Otherwise the model is unchanged. With ``dropout`` it will train with the dropout of its
-    configuration, which must not be in its attention.
+    model's present device, in its present type), and if ``device`` supports it in ``dtype``, where it will compute. Otherwise
+    the model is unchanged. With ``dropout`` it will train with the dropout of its configuration, which must not be in its
+    attention.
     """
     if model.config._attn_implementation == NAME:
         return True
@@ -278,7 +279,7 @@ def use_trees(model: Any, head: Head, device: str, dropout: bool) -> bool:
     if not can:
         _warn_once(model.config.model_type)
     elif device != "cpu":
-        can = all(flex_trees.works(device, model.dtype, *shape) for shape in heads)
+        can = all(flex_trees.works(device, dtype, *shape) for shape in heads)
     if can:
         model.config._attn_implementation = NAME
     return can
@@ -302,16 +303,20 @@ def keeps_apart(model: Any, head: Head) -> bool:
     return bool(_cached(_are_as_alone, model, head, False))
 
 
-def _cached(probe: Callable[[Any, Head, bool], Any], model: Any, head: Head, setting: bool) -> Any:
-    """The result of a probe of the model. Probe results are cached per architecture, because weights do not affect them and a
-    probe takes longer than loading the weights.
+def _cached(probe: Callable[[Any, Head, bool, int], Any], model: Any, head: Head, setting: bool) -> Any:
+    """The result of a probe of the model, which computes its first layers, up to one of each kind. Probe results are cached per
+    architecture, because weights do not affect them and a probe takes longer than loading the weights.
 
     An undecided probe (None) counts as True this time.
     """
     config = {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"}
     kind = (probe, setting, type(model), head, model.dtype, str(config))
     if kind not in _probed:
-        result = probe(model, head, setting)
+        try:
+            with first_layers(model) as count:
+                result = probe(model, head, setting, count)
+        except IndexError:  # the forward pass of a custom model counts its layers by its configuration
+            result = probe(model, head, setting, model.config.get_text_config().num_hidden_layers)
         if result is None:
             return True
         _probed[kind] = result
@@ -328,8 +333,8 @@ def _sequences(model: Any) -> list[np.ndarray]:
     return [np.array([*range(length - 4), *[after] * 4]) % config.vocab_size for after in (1, 2, 3)]
 
 
-def _heads_if_plain(model: Any, head: Head, mode: bool) -> frozenset[Heads]:
-    """The heads of its layers, in training or evaluation mode, if each calls :func:`_attend` for plain causal attention;
+def _heads_if_plain(model: Any, head: Head, mode: bool, layers: int) -> frozenset[Heads]:
+    """The heads of its ``layers``, in training or evaluation mode, if each calls :func:`_attend` for plain causal attention;
     otherwise none."""
     global _seen
     training = model.training
@@ -337,14 +342,14 @@ def _heads_if_plain(model: Any, head: Head, mode: bool) -> frozenset[Heads]:
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             _states(model.train(mode), head, _sequences(model)[-1:], share_prefixes=True)
-        plain = None not in _seen and len(_seen) == model.config.get_text_config().num_hidden_layers
+        plain = None not in _seen and len(_seen) == layers
         return frozenset(heads for heads in _seen if heads is not None) if plain else frozenset()
     finally:
         _seen = None
         model.train(training)
 
 
-def _are_as_alone(model: Any, head: Head, share_prefixes: bool) -> bool | None:
+def _are_as_alone(model: Any, head: Head, share_prefixes: bool, _layers: int) -> bool | None:
     """Whether sequences that are computed together do not influence each other, and the last one's states are those of it
     alone; None if the weights are not finite, so that the probe cannot decide."""
     sequences = _sequences(model)

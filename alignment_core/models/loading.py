@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from alignment_core.errors import UserError
-from alignment_core.models.saving import check_loadable, is_multimodal, read_json
+from alignment_core.models.saving import check_loadable, checkpoint_dtype, is_multimodal, read_json
 
 log = logging.getLogger(__name__)
 SHOWN = 5
@@ -21,9 +21,16 @@ Head = Literal["lm", "score", "value"]
 
 
 def load_model(
-    path: str, head: Head, dtype: torch.dtype, head_seed: int | None = None, trust_remote_code: bool = False
+    path: str,
+    head: Head,
+    dtype: torch.dtype,
+    head_seed: int | None = None,
+    trust_remote_code: bool = False,
+    as_stored: bool = False,
 ) -> Any:
-    """Load the Hugging Face folder ``path`` with a language-model or a one-score head.
+    """Load the Hugging Face folder ``path`` with a language-model or a one-score head, in ``dtype``.
+
+    With ``as_stored`` all but the head of scores stay in the type in which they are stored: then they are pages of the files.
 
     A missing head is initialised from ``head_seed``. That of scores, of which only differences count, has the standard
     deviation 1/sqrt(hidden) (Stiennon et al. 2020). That of values has 1/(hidden + 1) (OpenRLHF 0.11): the last hidden
@@ -38,7 +45,7 @@ def load_model(
     options: dict[str, Any] = {} if head == "lm" else {"num_labels": 1}
     model, info = kind.from_pretrained(
         check_loadable(Path(path)),
-        dtype=dtype,
+        dtype=getattr(torch, checkpoint_dtype(Path(path))) if as_stored else dtype,
         attn_implementation=None,  # sdpa, or eager where a model does not support that, as gpt-oss with its sinks
         trust_remote_code=trust_remote_code,
         use_safetensors=True,
@@ -58,6 +65,8 @@ def load_model(
     unused = sorted(name for name in info["unexpected_keys"] if name.endswith(SCALES) or _is_of_scores(name, head))
     if unused:
         raise UserError(f"the weights of the model have {_listed(unused)}, without which it would be another model")
+    if head != "lm":
+        model.score.to(dtype)
     if head != "lm" and info["missing_keys"]:
         if head_seed is None:
             raise UserError("the model that should score completions has no score head: it is not a reward model")

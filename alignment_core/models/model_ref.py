@@ -45,12 +45,12 @@ class Model:
         """Its tokenizer, as ``transformers`` loads it."""
         return load_tokenizer(self.path, self.trust_remote_code)
 
-    def load(self, head: Head, dtype: torch.dtype, head_seed: int | None = None) -> Any:
+    def load(self, head: Head, dtype: torch.dtype, head_seed: int | None = None, as_stored: bool = False) -> Any:
         """Its weights, see :func:`~alignment_core.models.loading.load_model`."""
         from alignment_core.models.loading import load_model
         from alignment_core.models.quantization import quantise
 
-        model = load_model(str(self.path), head, dtype, head_seed, self.trust_remote_code)
+        model = load_model(str(self.path), head, dtype, head_seed, self.trust_remote_code, as_stored)
         if self.bits:
             quantise(model, model.get_output_embeddings() if head == "lm" else model.score, self.bits)
         return model

@@ -23,7 +23,6 @@ from alignment_core.models.vocabulary_head import VocabularyHead
 if TYPE_CHECKING:
     from alignment_core.models.loading import Head
     from alignment_core.models.microbatch import MicroBatch
-    from alignment_core.models.model_ref import Model
     from alignment_core.models.prefix_tree import TreeNode
 
 log = logging.getLogger(__name__)
@@ -47,13 +46,14 @@ class PackedModel(nn.Module):
         device: str = "cpu",
         dropout: bool = False,
         context: int | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         """``with_entropy``, of a language model: the forward gives [2, K], log-probabilities and entropies in nats.
 
         With ``share_prefixes`` sequences share their prefixes if the model supports that on the ``device`` that will compute
-        it. A model that does not support several sequences in a line gets each in a line of its own. With ``dropout`` the
-        model's own dropout is on in training mode; that of LoRA adapters always is. ``context``: see
-        :class:`~alignment_core.models.rope.RopeLengths`.
+        it, in ``dtype`` (by default the model's present one). A model that does not support several sequences in a line gets
+        each in a line of its own. With ``dropout`` the model's own dropout is on in training mode; that of LoRA adapters always
+        is. ``context``: see :class:`~alignment_core.models.rope.RopeLengths`.
         """
         super().__init__()
         self.model = model
@@ -69,7 +69,9 @@ class PackedModel(nn.Module):
         self.rope = RopeLengths(model, context)
         # Shared tokens are computed once, so their rotary frequencies must be the same in all of their sequences.
         one_length = not self.rope.needed or context is not None
-        self.shares_prefixes = share_prefixes and one_length and use_trees(model, head, device, dropout)
+        self.shares_prefixes = (
+            share_prefixes and one_length and use_trees(model, head, device, dtype or model.dtype, dropout)
+        )
         """Whether its micro-batches must be laid out with shared prefixes."""
         # Chunked attention counts its chunks from the start of the line, not of the sequence.
         counts_chunks = getattr(model.config.get_text_config(), "attention_chunk_size", None)
@@ -290,11 +292,3 @@ def run_packed(module: Callable[..., Tensor], batch: MicroBatch, temperature: fl
     """
     places = (batch.multiplicity, batch.predict_K, batch.labels_K, batch.last_S)
     return module(batch.input_ids, batch.position_ids, *places, temperature, batch.nodes, batch.candidates_KC)
-
-
-def load_frozen(
-    model: Model, head: Head, dtype: torch.dtype, device: str, share_prefixes: bool, context: int | None = None
-) -> PackedModel:
-    """The weights of ``model`` on a device, for forward passes only."""
-    loaded = model.load(head, dtype).to(device)  # before it is probed, which a processor may take an hour for
-    return PackedModel(loaded, head, share_prefixes=share_prefixes, device=device, context=context).eval()

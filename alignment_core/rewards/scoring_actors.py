@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from alignment_core.cluster.actor import call
+from alignment_core.cluster.device import is_sharded
 from alignment_core.cluster.group import ActorGroup
 from alignment_core.errors import UserError
 from alignment_core.models.microbatch import Pair
@@ -46,16 +48,22 @@ def in_actors(actors: StartsJudges, resources: ResourcesConfig) -> OpensScores:
 class Judges:
     """Actors that hold a reward model each; calls have a deadline."""
 
-    def __init__(self, group: ActorGroup[Forward]) -> None:
+    def __init__(self, group: ActorGroup[Forward], resources: ResourcesConfig) -> None:
         self.group = group
+        self.resources = resources
+        # Ranks of a sharded model must get the calls of several threads in one order.
+        self._alone = threading.Lock() if is_sharded(resources, group.size) else nullcontext()
 
     def __call__(self, pairs: Sequence[Pair]) -> Sequence[float]:
         """The score of each pair, in blocks that are spread over the actors."""
         from alignment_core.training.forward import Forward
+        from alignment_core.training.ranks import run_blocks
 
         blocks = {first: pairs[first : first + BLOCK] for first in range(0, len(pairs), BLOCK)}
         calls = ((first, call(Forward.run, block)) for first, block in blocks.items())
-        scores = dict(self.group.spread(calls))
+        with self._alone:
+            results = dict(run_blocks(self.group, calls, self.resources))
+        scores = {first: np.sum(values, axis=0, dtype=np.float32) for first, values in results.items()}
         values: list[float] = np.concatenate([scores[first] for first in blocks]).tolist()
         return values
 

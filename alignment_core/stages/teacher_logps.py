@@ -90,7 +90,7 @@ def _parts(context: StageContext, config: TeacherLogpsConfig, trainers: Any, spl
     import pyarrow.parquet as pq
 
     from alignment_core.cluster.actor import call
-    from alignment_core.training.ranks import open_job
+    from alignment_core.training.ranks import open_job, run_blocks
     from alignment_core.training.teacher import Teacher, TeacherJob
 
     count = -(-pq.read_metadata(file).num_rows // BLOCK)
@@ -103,8 +103,10 @@ def _parts(context: StageContext, config: TeacherLogpsConfig, trainers: Any, spl
         job = TeacherJob(context.model("model"), config.top_k, config.bf16, embeddings)
         ranks = open_job(trainers, job, context.resources)
         numbered = ((number, block) for number, block in enumerate(_blocks(file)) if number in left)
-        for number, outputs in ranks.spread((number, call(Teacher.run, block)) for number, block in numbered):
-            ids, logps = (np.concatenate([output[place] for output in outputs]) for place in (0, 1))
+        calls = ((number, call(Teacher.run, block)) for number, block in numbered)
+        for number, results in run_blocks(ranks, calls, context.resources):
+            by_row = {row: prediction for result in results for row, prediction in result.items()}
+            ids, logps = (np.concatenate([by_row[row][place] for row in sorted(by_row)]) for place in (0, 1))
             write_whole(parts[number], partial(np.savez, ids=ids, logps=logps))
             done += 1
             context.report(done, count, "blocks")

@@ -107,6 +107,14 @@ def full_fp32(engine: Any, zero_stage: int) -> Callable[[nn.Parameter], Tensor]:
     return lambda parameter: tensors[id(parameter)].detach()
 
 
+def part_fp32(engine: Any, parameter: nn.Parameter) -> Tensor:
+    """At ZeRO stage 3, this rank's part of a trained parameter in fp32, as the optimiser holds it: flattened and padded."""
+    optimizer = engine.optimizer
+    group, start, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
+    part: Tensor = optimizer.fp32_partitioned_groups_flat[group].narrow(0, start, size)
+    return part.detach()
+
+
 def whole_parameter(parameter: nn.Parameter, zero_stage: int) -> Any:
     """The context in which a parameter is whole on every rank, in the model's type."""
     from deepspeed.runtime.zero import GatheredParameters

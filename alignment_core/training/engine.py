@@ -1,4 +1,4 @@
-"""A DeepSpeed engine that trains a model with one optimiser, for every ZeRO stage, with workarounds for DeepSpeed."""
+"""DeepSpeed engines, with workarounds for DeepSpeed: of a model with its optimiser at every ZeRO stage, and of frozen ones."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from alignment_core.credentials import cut, resolved
 from alignment_core.errors import UserError, one_line
 from alignment_core.models.quantization import size as numbers_of
+from alignment_core.models.sharded import shard
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.training.ema import whole_tensors
 
@@ -54,44 +55,28 @@ def make_engine(
     zero_stage: int,
     bf16: bool,
     max_grad_norm: float,
+    device: str,
 ) -> Any:
-    """DeepSpeed's engine for ``module``; gradients accumulate until its ``step``, and ``max_grad_norm`` of 0 clips nothing.
+    """DeepSpeed's engine for ``module`` on a ``device``; gradients accumulate until its ``step``, and ``max_grad_norm`` of 0
+    clips nothing.
 
     With ``bf16`` gradients accumulate in fp32: the sum of some hundred micro-batches in bf16 is off by some percent. Raises
     UserError for options in ``resources.deepspeed`` that DeepSpeed does not accept.
     """
-    import deepspeed
-
     # DeepSpeed has room for a second copy of as many gradients, and its default is more than all of a small model.
     bucket = min(LARGEST_BUCKET, max(1, sum(numbers_of(p) for p in module.parameters() if p.requires_grad) // BUCKETS))
-    settings: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": 1,  # DeepSpeed requires a number; packs have any number of rows
-        "gradient_accumulation_steps": 1,
-        "managed_gradient_accumulation": False,  # the number of packs per step varies, so `step` is the boundary
+    settings = _settings(zero_stage, bf16)
+    settings |= {
         "gradient_clipping": max_grad_norm,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,  # torch's AdamW steps on the CPU, see make_optimizer
-        "bf16": {"enabled": bf16},
-        "zero_optimization": {
-            "stage": zero_stage,
-            "overlap_comm": False,
-            "reduce_bucket_size": bucket,
-            "allgather_bucket_size": bucket,
-        },
     }
+    settings["zero_optimization"] |= {"reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
     if bf16 and zero_stage:  # without ZeRO DeepSpeed refuses this option, and `grad_dtype` of torch does the same
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
     if resources.offload_optimizer:
         settings["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
-    config = RecordingDict(_merged(settings, resolved(resources.deepspeed, "resources.deepspeed")))
-    try:
-        engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
-    except (TypeError, ValueError, AssertionError, NotImplementedError) as error:
-        if not resources.deepspeed:
-            raise
-        raise UserError(f"resources.deepspeed: DeepSpeed refuses it: {cut(one_line(error))}") from None
-    if unknown := [name for name in resources.deepspeed if name not in config.names]:
-        raise UserError(f"resources.deepspeed.{unknown[0]}: DeepSpeed has no such option")
+    engine = _initialized(module, optimizer, settings, resources, device)
     if zero_stage == 0 and torch.distributed.get_world_size() == 1:
         engine.enable_backward_allreduce = False  # it would copy all gradients, to sum them over a single rank
     if bf16 and zero_stage == 0:
@@ -99,6 +84,43 @@ def make_engine(
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.grad_dtype = torch.float32
+    return engine
+
+
+def make_frozen_engine(module: torch.nn.Module, resources: ResourcesConfig, bf16: bool, device: str) -> Any:
+    """DeepSpeed's engine for a ``module`` that is not trained and is in parts on all ranks; calls of the module itself are
+    collective then. Raises UserError as :func:`make_engine` does."""
+    return _initialized(module, None, _settings(3, bf16), resources, device)
+
+
+def _settings(zero_stage: int, bf16: bool) -> dict[str, Any]:
+    """DeepSpeed's settings of any model."""
+    return {
+        "train_micro_batch_size_per_gpu": 1,  # DeepSpeed requires a number; packs have any number of rows
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,  # the number of packs per step varies, so `step` is the boundary
+        "bf16": {"enabled": bf16},
+        "zero_optimization": {"stage": zero_stage, "overlap_comm": False},
+    }
+
+
+def _initialized(
+    module: torch.nn.Module, optimizer: Any, settings: dict[str, Any], resources: ResourcesConfig, device: str
+) -> Any:
+    """DeepSpeed's engine for these settings and those of the recipe."""
+    import deepspeed
+
+    config = RecordingDict(_merged(settings, resolved(resources.deepspeed, "resources.deepspeed")))
+    try:
+        if settings["zero_optimization"]["stage"] == 3:
+            shard(module, torch.bfloat16 if settings["bf16"]["enabled"] else torch.float32, device, config)
+        engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
+    except (TypeError, ValueError, AssertionError, NotImplementedError) as error:
+        if not resources.deepspeed:
+            raise
+        raise UserError(f"resources.deepspeed: DeepSpeed refuses it: {cut(one_line(error))}") from None
+    if unknown := [name for name in resources.deepspeed if name not in config.names]:
+        raise UserError(f"resources.deepspeed.{unknown[0]}: DeepSpeed has no such option")
     return engine
 
 

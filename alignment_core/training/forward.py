@@ -13,10 +13,11 @@ from alignment_core.errors import EnvironmentFault, OutOfMemory
 from alignment_core.losses.logprobs import sum_by_sequence
 from alignment_core.memory import memory_explained
 from alignment_core.models.loading import Head
-from alignment_core.models.microbatch import Pair, Row, Tokens, TokenSequence, cut, pack
+from alignment_core.models.microbatch import Pair, Row, Tokens, TokenSequence
 from alignment_core.models.model_ref import Model
-from alignment_core.models.packed import load_frozen, run_packed
+from alignment_core.models.packed import run_packed
 from alignment_core.recipes import ResourcesConfig
+from alignment_core.training.frozen import FrozenModel
 
 
 @dataclass(frozen=True)
@@ -36,29 +37,30 @@ class ForwardJob:
     """Tokens of the longest sequence that an engine sampled; see :class:`~alignment_core.models.rope.RopeLengths`."""
 
     def open(self, resources: ResourcesConfig, device: Device, rank: int = 0, world: int = 1) -> Forward:
-        """The model of one rank; ranks are independent."""
-        return Forward(self, resources, device)
+        """The model of one rank."""
+        return Forward(self, resources, device, rank, world)
 
 
 class Forward:
-    """A frozen model with packed, batched forward passes. Every rank computes its own sequences."""
+    """A frozen model with packed, batched forward passes. Ranks are independent unless it is sharded."""
 
-    def __init__(self, job: ForwardJob, resources: ResourcesConfig, device: Device) -> None:
+    def __init__(
+        self, job: ForwardJob, resources: ResourcesConfig, device: Device, rank: int = 0, world: int = 1
+    ) -> None:
         self.job = job
-        self.token_budget = resources.token_budget
-        self.device = device
         bf16 = device.inference_dtype(job.model.dtype) != "float32" if job.bf16 is None else job.bf16
         dtype = torch.bfloat16 if bf16 else torch.float32
-        share_prefixes = resources.attention == "auto"
         try:
-            with memory_explained(self.token_budget):
-                self.packed = load_frozen(job.model, job.head, dtype, device.torch_device, share_prefixes, job.context)
+            with memory_explained(resources.token_budget):
+                self.frozen = FrozenModel(
+                    job.model, job.head, dtype, resources, device, rank, world, context=job.context
+                )
         except OutOfMemory as error:  # smaller micro-batches would not help
             raise EnvironmentFault(
-                f"{job.model.reference.short} does not fit into the memory of one device, which must hold the whole of a "
-                "scoring or reference model; use devices with more memory"
+                f"{job.model.reference.short} does not fit into the memory of one device: set resources.zero_stage: 3, so that "
+                "each holds a part of it, or use more devices or devices with more memory"
             ) from error
-        config = self.packed.model.config.get_text_config()
+        config = self.frozen.packed.model.config.get_text_config()
         self.pad_token_id: int | None = getattr(config, "pad_token_id", None)
 
     def run(self, pairs: Sequence[Pair]) -> np.ndarray:
@@ -66,22 +68,26 @@ class Forward:
         judge, the log-odds of its good verdict after the completion. With ids of what follows, log-probabilities are those
         within the whole sequence, on whose length rotary frequencies may depend.
 
-        Returns [len(pairs)] float32, in the order of ``pairs``.
+        Returns [len(pairs)] float32, in the order of ``pairs``; of a sharded model, this rank's values, and 0 where other ranks
+        compute.
         """
         rows = [Row(number, (self._sequence(*pair),)) for number, pair in enumerate(pairs)]
         values = np.zeros(len(rows), np.float32)
-        for part in cut(rows, 1, self.token_budget, self.packed.shares_prefixes)[0]:
-            if not part:
-                continue
-            micro = pack(part, self.device.torch_device, self.packed.shares_prefixes)
+        for micro in self.frozen.packs(rows):
             with torch.no_grad():
-                output = run_packed(self.packed, micro, self.job.temperature)
+                output = run_packed(self.frozen.packed, micro, self.job.temperature)
+                if not micro.rows:
+                    continue
                 if self.job.verdicts:
                     output = output[:, 1] - output[:, 2]
                 elif self.job.head == "lm":
                     output = sum_by_sequence(output, micro.sequence_K, micro.sequences)
-            values[[row.number for row in part]] = output.float().cpu().numpy()
+            values[[row.number for row in micro.rows]] = output.float().cpu().numpy()
         return values
+
+    def close(self) -> None:
+        """Free the model's memory."""
+        self.frozen.close()
 
     def _sequence(self, prompt: Tokens, completion: Tokens, following: Tokens = ()) -> TokenSequence:
         if self.job.verdicts is not None:

@@ -117,14 +117,16 @@ class Learner:
         self.grad_norm = 0.0
         source.model.check_changeable()
         dtype = torch.bfloat16 if training.bf16 else torch.float32
-        model = replace(source.model, bits=training.base_bits).load(source.head, dtype, source.head_seed)
+        # Initial adapters would be rounded to the type in which a layer is stored.
+        as_stored = self.zero_stage == 3 and not training.lora
+        model = replace(source.model, bits=training.base_bits).load(source.head, dtype, source.head_seed, as_stored)
         if what := recomputed_activations(resources, device, model.num_parameters()):
             recompute(model, what)
         if training.lora:
             head = model.get_output_embeddings() if source.head == "lm" else model.score
             lora = fitting(model, training.lora) if source.follows_policy else training.lora
             add_adapters(model, head, lora, source.adapter_seed, train_head=source.head != "lm")
-        if self.zero_stage != 3:  # which gives each device its part of a model that may be too large for one
+        if self.zero_stage != 3:  # `make_engine` gives each device its part of a model that may be too large for one
             model.to(device.torch_device)
         self.packed = PackedModel(
             model,
@@ -135,6 +137,7 @@ class Learner:
             device=device.torch_device,
             dropout=source.dropout,
             context=source.context,
+            dtype=dtype,
         )
         if not unanimous(self.packed.shares_prefixes, device.torch_device):
             raise EnvironmentFault(
@@ -160,7 +163,9 @@ class Learner:
         if clips:
             optimizer.register_step_pre_hook(self._clip)
         limit = 0.0 if clips else training.max_grad_norm
-        self.engine = make_engine(self.packed, optimizer, resources, self.zero_stage, training.bf16, limit)
+        self.engine = make_engine(
+            self.packed, optimizer, resources, self.zero_stage, training.bf16, limit, device.torch_device
+        )
         self.engine.train()  # a model is loaded in evaluation mode
         if source.masters is not None:
             self._load_masters(source.masters)

@@ -18,18 +18,20 @@ from torch import Tensor
 
 from alignment_core.canonical import derive_seed
 from alignment_core.cluster.device import Device
+from alignment_core.cluster.layout import LEARNERS, LearnerRole
 from alignment_core.errors import NumericError, UserError
 from alignment_core.losses.policy import aggregation_normaliser, policy_objective, top_entropy, value_objective
 from alignment_core.models import weight_transfer
-from alignment_core.models.loading import is_text_part
-from alignment_core.models.microbatch import MicroBatch, Row
+from alignment_core.models.loading import Head, is_text_part
+from alignment_core.models.microbatch import MicroBatch, Row, cut, pack
 from alignment_core.models.model_ref import Model
-from alignment_core.models.packed import PackedModel, load_frozen, run_packed
+from alignment_core.models.packed import run_packed
 from alignment_core.models.weight_transfer import Bucket, BucketSpec
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.training.checkpoints import described
 from alignment_core.training.collectives import sum_over_ranks
+from alignment_core.training.frozen import FrozenModel
 from alignment_core.training.learner import Learner, ModelSource, Term
 from alignment_core.training.moving_reference import MovingReference
 from alignment_core.training.pretraining import Pretraining
@@ -59,6 +61,8 @@ class RlJob:
     """fp32 master weights of ``policy``, see :mod:`alignment_core.models.masters`."""
     chat_template: str | None = None
     """Chat template of the conversations, if it is not the tokenizer's own."""
+    roles: tuple[LearnerRole, ...] = LEARNERS
+    """The models that these ranks hold, of those that the job has."""
 
     def open(self, resources: ResourcesConfig, device: Device, rank: int, world: int) -> PolicyTrainer:
         """The object of one rank."""
@@ -66,61 +70,30 @@ class RlJob:
 
 
 class PolicyTrainer:
-    """Policy, critic and reference on this rank. Create it on every rank at once; its methods are collective."""
+    """Policy, critic and reference on this rank, or some of them. Create it on every rank at once; its methods are
+    collective."""
 
     def __init__(self, job: RlJob, resources: ResourcesConfig, device: Device, rank: int, world: int) -> None:
         self.job = job
         self.section = job.section
+        self.resources = resources
         self.device = device
         self.rank = rank
         self.world = world
-        training = job.section.training
-        bonus = job.section.loss.entropy_coef > 0
-        adapters = derive_seed(job.seed, "adapters")
-        policy = ModelSource(
-            job.policy,
-            "lm",
-            None,
-            adapters,
-            bonus,
-            context=job.context,
-            masters=job.masters,
-            chat_template=job.chat_template,
-        )
-        decay = job.section.ema.decay if job.section.ema else None
-        self.learners = {"policy": Learner(policy, training, resources, device, rank, world, decay)}
-        if is_text_part(self.policy.packed.model, job.policy.path):
-            raise UserError(
-                f"{job.policy.reference.short} also reads images or sounds, and `transformers` trains only the part that reads "
-                "text, with whose weights a running engine of the whole model cannot be updated: start from a model that was "
-                "trained before, such as by `sft`, or from one for text"
-            )
-        if job.critic is not None and job.section.critic is not None:
-            head = derive_seed(job.seed, "head")
-            source = ModelSource(job.critic, "value", head, adapters, context=job.context, follows_policy=True)
-            of_critic = job.section.critic.training_of(training)
-            self.learners["critic"] = Learner(source, of_critic, resources, device, rank, world)
-        self.sender = weight_transfer.Sender(self.policy.packed.model, rank, self.policy.zero_stage)
+        self.learners: dict[str, Learner] = {}
         self.pretraining: Pretraining | None = None
-        if job.section.pretraining is not None:
-            assert job.pretraining is not None, "the flow builds it"
-            self.pretraining = Pretraining(job.section.pretraining, job.pretraining, job.seed, job.scratch)
+        if "policy" in job.roles:
+            self._add_policy()
+        if "critic" in job.roles and job.critic is not None and job.section.critic is not None:
+            source = self._source(job.critic, "value", head_seed=derive_seed(job.seed, "head"), follows_policy=True)
+            of_critic = job.section.critic.training_of(job.section.training)
+            self.learners["critic"] = Learner(source, of_critic, resources.of_model("critic"), device, rank, world)
         self.reference: Callable[..., Tensor] | None = None
-        self.frozen: PackedModel | None = None
+        self.frozen: FrozenModel | None = None
         """The reference, if it has weights of its own."""
-        starts_below = training.lora and not training.lora.modules_to_save  # only adapters are trained
-        if job.section.kl.coefficient > 0 and starts_below and job.reference is None:
-            self.reference = self.policy.base  # no second copy: the policy without its adapters is the initial policy
-        elif job.section.kl.coefficient > 0:
-            dtype = torch.bfloat16 if training.bf16 else torch.float32
-            share = resources.attention == "auto" if job.reference else self.policy.packed.shares_prefixes
-            start = job.reference or replace(job.policy, bits=training.base_bits)
-            self.frozen = load_frozen(start, "lm", dtype, device.torch_device, share, job.context)
-            self.reference = self.frozen
-        sync = job.section.kl.sync_ref_model
         self.moving: MovingReference | None = None
-        if self.frozen and sync:
-            self.moving = MovingReference(self.frozen, self.policy, sync.sync_steps, sync.mixup_alpha)
+        if "reference" in job.roles and job.section.kl.coefficient > 0:
+            self._add_reference()
         self.step = 0
         self.kl_coefficient = job.section.kl.coefficient
         self.batch: StepData
@@ -130,13 +103,53 @@ class PolicyTrainer:
         """Rows of the batch."""
         self.temperature = job.section.generation.temperature
 
+    def _source(self, model: Model, head: Head, **more: Any) -> ModelSource:
+        adapters = derive_seed(self.job.seed, "adapters")
+        return ModelSource(model, head, adapter_seed=adapters, context=self.job.context, **more)
+
+    def _add_policy(self) -> None:
+        job, section = self.job, self.section
+        bonus = section.loss.entropy_coef > 0
+        source = self._source(
+            job.policy, "lm", with_entropy=bonus, masters=job.masters, chat_template=job.chat_template
+        )
+        decay = section.ema.decay if section.ema else None
+        self.learners["policy"] = Learner(
+            source, section.training, self.resources, self.device, self.rank, self.world, decay
+        )
+        if is_text_part(self.policy.packed.model, job.policy.path):
+            raise UserError(
+                f"{job.policy.reference.short} also reads images or sounds, and `transformers` trains only the part that reads "
+                "text, with whose weights a running engine of the whole model cannot be updated: start from a model that was "
+                "trained before, such as by `sft`, or from one for text"
+            )
+        self.sender = weight_transfer.Sender(self.policy.packed.model, self.rank, self.policy.zero_stage)
+        if section.pretraining is not None:
+            assert job.pretraining is not None, "the flow builds it"
+            self.pretraining = Pretraining(section.pretraining, job.pretraining, job.seed, job.scratch)
+
+    def _add_reference(self) -> None:
+        job, training = self.job, self.section.training
+        if self.section.trains_adapters_alone and job.reference is None:
+            self.reference = self.policy.base  # no second copy: the policy without its adapters is the initial policy
+            return
+        dtype = torch.bfloat16 if training.bf16 else torch.float32
+        share = self.policy.packed.shares_prefixes if job.reference is None and "policy" in self.learners else None
+        start = job.reference or replace(job.policy, bits=training.base_bits)
+        resources = self.resources.of_model("reference")
+        self.frozen = FrozenModel(start, "lm", dtype, resources, self.device, self.rank, self.world, share, job.context)
+        self.reference = self.frozen.packed
+        if sync := self.section.kl.sync_ref_model:
+            self.moving = MovingReference(self.frozen, self.policy, sync.sync_steps, sync.mixup_alpha)
+
     @property
     def policy(self) -> Learner:
         return self.learners["policy"]
 
     def layout(self) -> dict[str, Any]:
         """Properties that a checkpoint must share with this job."""
-        return self.policy.layout()
+        layout = self.policy.layout() if "policy" in self.learners else {}
+        return layout | ({"critic": self.learners["critic"].layout()} if "critic" in self.learners else {})
 
     def prepare(self, checkpoint: Path | None) -> dict[str, Any]:
         """Continue from a complete checkpoint, if there is one; the step, and the loop's state in the checkpoint."""
@@ -149,7 +162,8 @@ class PolicyTrainer:
                 self.moving.restore(checkpoint)
             self.step = description["step"]
             driver = description["driver"]
-        return {"step": self.step, "driver": driver, "parameters": self.policy.parameters()}
+        parameters = self.policy.parameters() if "policy" in self.learners else 0
+        return {"step": self.step, "driver": driver, "parameters": parameters}
 
     def load(self, batch: StepData, critic_units: tuple[float, float] = (0.0, 1.0)) -> None:
         """Keep the batch of the next :meth:`update`, and the units in which the critic values it."""
@@ -158,15 +172,16 @@ class PolicyTrainer:
         self.rows = self.batch.rows()
 
     def forward(self, old: bool, wanted: Sequence[str]) -> dict[str, np.ndarray]:
-        """Add results of forward passes to the batch on every rank: of the reference and the critic if there are any, and with
+        """Add results of forward passes to the batch on every rank: of the reference and the critic if they are here, and with
         ``old`` the policy's log-probabilities, and its tokens of high entropy if only these are trained. Rank 0 returns the
-        ``wanted`` ones, [K] by name.
+        ``wanted`` ones that are here, [K] by name.
         """
         passes: list[tuple[str, Any, bool]] = []
-        if old:
-            passes.append(("old_logps", self.policy.engine, self.policy.packed.shares_prefixes))
+        policy = self.learners.get("policy")
+        if old and policy:
+            passes.append(("old_logps", policy.engine, policy.packed.shares_prefixes))
         if self.reference is not None:
-            shares = (self.frozen or self.policy.packed).shares_prefixes
+            shares = (self.frozen or self.policy).packed.shares_prefixes
             passes.append(("reference_logps", self.reference, shares))
         if "critic" in self.learners:
             passes.append(
@@ -174,12 +189,13 @@ class PolicyTrainer:
             )
         for learner in self.learners.values():
             learner.engine.eval()
-        packs = {share: self.policy.micro_batches(self.rows, share) for share in {share for _, _, share in passes}}
+        packs = {share: self._micro_batches(share) for share in {share for _, _, share in passes}}
         quantile = self.section.loss.top_entropy_quantile
-        with_entropy = self.policy.packed.with_entropy
+        with_entropy = policy is not None and policy.packed.with_entropy
         for name, model, share in passes:
             columns = (name, "entropies") if name == "old_logps" and quantile < 1 else (name,)
-            self.policy.packed.with_entropy = with_entropy or len(columns) > 1
+            if policy and len(columns) > 1:
+                policy.packed.with_entropy = True
             # Zero where other ranks compute, so that the sum over ranks is the whole column.
             values_CK = torch.zeros(
                 len(columns), len(self.batch.numbers["rollout_logps"]), device=self.device.torch_device
@@ -192,10 +208,20 @@ class PolicyTrainer:
                     output = self._values(output)
                 values_CK[:, places_K] = output[None] if output.ndim == 1 else output[: len(columns)]
             self.batch.numbers.update(zip(columns, sum_over_ranks(values_CK).cpu().numpy(), strict=True))
-            self.policy.packed.with_entropy = with_entropy
+            if policy:
+                policy.packed.with_entropy = with_entropy
         if "entropies" in self.batch.numbers:
             self.batch.numbers["top_entropy"] = top_entropy(self.batch.numbers.pop("entropies"), quantile)
-        return {name: self.batch.numbers[name] for name in wanted} if self.rank == 0 else {}
+        if self.rank != 0:
+            return {}
+        return {name: self.batch.numbers[name] for name in wanted if name in self.batch.numbers}
+
+    def _micro_batches(self, share_prefixes: bool) -> list[MicroBatch]:
+        """This rank's packs of the batch; every rank gets the same number."""
+        if not self.rows:
+            return []
+        parts = cut(self.rows, self.world, self.resources.token_budget, share_prefixes)[self.rank]
+        return [pack(part, self.device.torch_device, share_prefixes) for part in parts]
 
     def update(
         self, numbers: Mapping[str, np.ndarray], kl_coefficient: float, of_values: tuple[float, float] = (0.0, 1.0)
@@ -308,13 +334,15 @@ class PolicyTrainer:
         """Write a checkpoint of this step."""
         for name, learner in self.learners.items():
             learner.save(folder / name)
-        if self.moving and self.rank == 0:
+        if self.moving:
             self.moving.save(folder, self.step)
 
     def close(self) -> None:
         """Free the models' memory."""
         for learner in self.learners.values():
             learner.close()
+        if self.frozen is not None:
+            self.frozen.close()
 
 
 def averages(reports: Sequence[Mapping[str, StepReport]]) -> dict[str, float]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from alignment_core.cluster.device import Device
+from alignment_core.cluster.actor import Call
+from alignment_core.cluster.device import Device, is_sharded
 from alignment_core.cluster.group import ActorGroup
+from alignment_core.cluster.layout import LearnerRole
 from alignment_core.imports import uncollected
 from alignment_core.memory import memory_explained
 from alignment_core.recipes import ResourcesConfig
 
 T = TypeVar("T")
+R = TypeVar("R")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -31,6 +35,8 @@ class TrainerActors:
 
     group: ActorGroup[Any]
     device: Device
+    learners: Callable[[LearnerRole], ActorGroup[Any]]
+    """Starts the ranks of a model that has its own, for the same stage; see :mod:`alignment_core.cluster.layout`."""
 
 
 def open_job(trainers: TrainerActors, job: Job[T], resources: ResourcesConfig) -> ActorGroup[T]:
@@ -46,6 +52,19 @@ def open_job(trainers: TrainerActors, job: Job[T], resources: ResourcesConfig) -
     return group
 
 
+def run_blocks(
+    ranks: ActorGroup[T], calls: Iterable[tuple[int, Call[T, R]]], resources: ResourcesConfig
+) -> Iterator[tuple[int, list[R]]]:
+    """Make each numbered call on an idle rank or, if the ranks hold a sharded model together, on all of them. Yields numbers
+    and the results of the ranks that were called."""
+    if is_sharded(resources, ranks.size):
+        for number, requested in calls:
+            yield number, ranks.call_all(requested)
+    else:
+        for number, result in ranks.spread(calls):
+            yield number, [result]
+
+
 def join(
     rank: int, world: int, rendezvous: str, resources: ResourcesConfig, device: Device, on_machine: int | None = None
 ) -> None:
@@ -59,7 +78,7 @@ def join(
         import torch
         import transformers
         from transformers import AutoModelForCausalLM  # noqa: F401 (transformers would import it while the first stage waits)
-    torch.set_num_threads(device.trainer_threads(resources, world, on_machine or world))
+    torch.set_num_threads(device.trainer_threads(resources, device.learners(resources), on_machine or world))
     if (
         device.kind == "cpu"
     ):  # several threads would add up the gradients of a place that is read several times in any order

@@ -10,13 +10,14 @@ import torch
 
 from alignment_core.cluster.device import Device
 from alignment_core.memory import memory_explained
-from alignment_core.models.microbatch import Row, cut, pack
+from alignment_core.models.microbatch import Row
 from alignment_core.models.model_ref import Model
-from alignment_core.models.packed import load_frozen, run_packed
+from alignment_core.models.packed import run_packed
 from alignment_core.recipes import ResourcesConfig
+from alignment_core.training.frozen import FrozenModel
 
 Prediction = tuple[np.ndarray, np.ndarray]
-"""Token ids (int32) and their log-probabilities in nats (float32), each [targets, C]."""
+"""Of a row: token ids (int32) and their log-probabilities in nats (float32), each [targets, C]."""
 
 
 @dataclass(frozen=True)
@@ -30,38 +31,42 @@ class TeacherJob:
     """The number of tokens that the student has embeddings for; None: all of the tokenizer's."""
 
     def open(self, resources: ResourcesConfig, device: Device, rank: int = 0, world: int = 1) -> Teacher:
-        """The teacher of one rank; ranks are independent."""
-        return Teacher(self, resources, device)
+        """The teacher of one rank."""
+        return Teacher(self, resources, device, rank, world)
 
 
 class Teacher:
-    """Computes the rows of its rank alone.
+    """Predicts the targets of given rows. Ranks are independent unless the model is sharded.
 
     Rows of its head beyond the tokenizer's tokens, which only pad the vocabulary, and beyond the student's embeddings, which
     lack the images' token of Gemma 3 at 1B, are no candidates and have no probability.
     """
 
-    def __init__(self, job: TeacherJob, resources: ResourcesConfig, device: Device) -> None:
-        self.token_budget = resources.token_budget
-        self.device = device
+    def __init__(
+        self, job: TeacherJob, resources: ResourcesConfig, device: Device, rank: int = 0, world: int = 1
+    ) -> None:
         dtype = torch.bfloat16 if job.bf16 else torch.float32
-        with memory_explained(self.token_budget):
-            share_prefixes = resources.attention == "auto"
-            self.packed = load_frozen(job.model, "lm", dtype, device.torch_device, share_prefixes)
-        self.packed.top = job.top_k
+        with memory_explained(resources.token_budget):
+            self.frozen = FrozenModel(job.model, "lm", dtype, resources, device, rank, world)
+        packed = self.frozen.packed
+        packed.top = job.top_k
         tokens = max(job.model.tokenizer().get_vocab().values()) + 1
-        self.packed.vocabulary.tokens = tokens if job.embeddings is None else min(tokens, job.embeddings)
+        packed.vocabulary.tokens = tokens if job.embeddings is None else min(tokens, job.embeddings)
 
-    def run(self, rows: Sequence[Row]) -> list[Prediction]:
-        """For each row of one sequence the likeliest tokens of each target, the most likely first."""
+    def run(self, rows: Sequence[Row]) -> dict[int, Prediction]:
+        """For each row of one sequence, by its number, the likeliest tokens of each target, the most likely first; of a sharded
+        model, for this rank's rows."""
         predictions: dict[int, Prediction] = {}
-        for part in cut(rows, 1, self.token_budget, self.packed.shares_prefixes)[0]:
-            if not part:
-                continue
-            micro = pack(part, self.device.torch_device, self.packed.shares_prefixes)
+        for micro in self.frozen.packs(rows):
             with torch.no_grad():
-                ids_KC, logps_KC = run_packed(self.packed, micro).cpu().numpy()
-            ends = np.cumsum([int(row.sequences[0].targets.sum()) for row in part])[:-1]
-            pieces = zip(np.split(ids_KC.astype(np.int32), ends), np.split(logps_KC, ends), strict=True)
-            predictions |= {row.number: piece for row, piece in zip(part, pieces, strict=True)}
-        return [predictions[row.number] for row in rows]
+                output_2KC = run_packed(self.frozen.packed, micro)
+            if micro.rows:
+                ids_KC, logps_KC = output_2KC.cpu().numpy()
+                ends = np.cumsum([int(row.sequences[0].targets.sum()) for row in micro.rows])[:-1]
+                pieces = zip(np.split(ids_KC.astype(np.int32), ends), np.split(logps_KC, ends), strict=True)
+                predictions |= {row.number: piece for row, piece in zip(micro.rows, pieces, strict=True)}
+        return predictions
+
+    def close(self) -> None:
+        """Free the model's memory."""
+        self.frozen.close()

@@ -22,12 +22,13 @@ from alignment_core.data.turn_end import chat_template_of
 from alignment_core.errors import NumericError
 from alignment_core.models.microbatch import MicroBatch, Row
 from alignment_core.models.model_ref import Model
-from alignment_core.models.packed import load_frozen, run_packed
+from alignment_core.models.packed import run_packed
 from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.recipes.sections.preference import ReferenceSyncConfig
 from alignment_core.training.checkpoints import described
 from alignment_core.training.collectives import agree, sum_over_ranks
+from alignment_core.training.frozen import FrozenModel
 from alignment_core.training.learner import Learner, Loss, ModelSource, Term
 from alignment_core.training.methods.base import BatchMethod, TrainingMethod
 from alignment_core.training.moving_reference import MovingReference
@@ -116,13 +117,10 @@ class Trainer:
         self.engine = self.learner.engine
         self.moving: MovingReference | None = None
         if job.sync is not None:
-            frozen = load_frozen(
-                job.reference or job.model,
-                job.method.head,
-                torch.bfloat16 if config.bf16 else torch.float32,
-                device.torch_device,
-                self.learner.packed.shares_prefixes,
-            )
+            dtype = torch.bfloat16 if config.bf16 else torch.float32
+            share = self.learner.packed.shares_prefixes
+            start = job.reference or job.model
+            frozen = FrozenModel(start, job.method.head, dtype, resources, device, rank, self.learner.world, share)
             self.moving = MovingReference(frozen, self.learner, job.sync.sync_steps, job.sync.mixup_alpha)
 
     def layout(self) -> dict[str, Any]:
@@ -198,8 +196,8 @@ class Trainer:
             # Zero where other ranks compute, so that the sum over ranks is the whole.
             logps_BS = torch.zeros(len(rows), len(rows[0].sequences), device=self.device.torch_device)
             for micro in self.learner.micro_batches(rows):
+                logps_S = reference.logps_of(micro).float()
                 if micro.rows:
-                    logps_S = reference.logps_of(micro).float()
                     logps_BS[[row.number for row in micro.rows]] = logps_S.view(len(micro.rows), -1)
             columns.append(sum_over_ranks(logps_BS).cpu().numpy())
         return np.concatenate(columns, axis=1) if columns else np.zeros((0, 0), np.float32)
@@ -249,8 +247,10 @@ class Trainer:
         self.learner.export(directory, adapter=adapter, masters=masters)
 
     def close(self) -> None:
-        """Free the model's memory."""
+        """Free the models' memory."""
         self.learner.close()
+        if self.moving:
+            self.moving.frozen.close()
 
     def describe(self) -> dict[str, Any]:
         """The description of a checkpoint of this step."""
@@ -260,7 +260,7 @@ class Trainer:
     def save(self, folder: Path) -> None:
         """Write a checkpoint of this step."""
         self.learner.save(folder)
-        if self.moving and self.rank == 0:
+        if self.moving:
             self.moving.save(folder, self.learner.steps)
 
 

@@ -94,7 +94,7 @@ def transfer(model: Path, folder: Path, machines: WarmMachines, resources: Resou
     progress.mkdir()
     with machines.engines_and_trainers(EngineRequest(policy, 128)) as (engines, trainers):
         ranks = open_job(trainers, RlJob(section, policy, None, 0), resources)
-        resume(ranks, progress)
+        resume([ranks], progress)
         buckets = ranks.all(PolicyTrainer.buckets)[0]
         single = [BucketSpec((name,)) for spec in buckets for name in spec.names if spec.number == 0]
         times: dict[str, list[float]] = {"bucketed": [], "per_parameter": [], "folder": []}

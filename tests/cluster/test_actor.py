@@ -39,12 +39,12 @@ def test_a_model_that_does_not_fit_ends_its_stage_at_once(tiny_model: Any, monke
         Actor("trainers[0]").make(job.open, {"resources": resources, "device": device}, guard)
 
     with pytest.raises(EnvironmentFault) as caught:
-        with_restarts("teacher", ResourcesConfig(zero_stage=3), threading.Event(), attempt)
+        with_restarts("teacher", ResourcesConfig(), threading.Event(), attempt)
     assert type(caught.value) is EnvironmentFault
     assert str(caught.value) == (
-        f"trainers[0]: out of memory while models were loaded ({REASON}); each trainer loads the whole model, whatever "
-        "resources.zero_stage is: use adapters (training.lora, with load_in_4bit for less memory), "
-        "resources.offload_optimizer, a smaller model, or devices with more memory"
+        f"trainers[0]: out of memory while models were loaded ({REASON}): set resources.zero_stage: 3, so that each "
+        "trainer holds a part of every model, or use adapters (training.lora, with load_in_4bit for less memory), "
+        "resources.offload_optimizer, a smaller model, or more or larger devices"
     )
     assert len(budgets) == 1, "smaller micro-batches would not help"
 

@@ -8,14 +8,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 from alignment_core.cluster import device as devices
-from alignment_core.cluster.device import Device, Place, recomputed_activations
+from alignment_core.cluster.device import Device, recomputed_activations
+from alignment_core.cluster.layout import Gpu, Place, lay_out
 from alignment_core.errors import EnvironmentFault
 from alignment_core.recipes import ResourcesConfig
 
@@ -25,6 +25,7 @@ import json, sys
 from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Device, recomputed_activations
 from alignment_core.cluster.group import ActorGroup
+from alignment_core.cluster.layout import lay_out
 from alignment_core.recipes import ResourcesConfig
 from tests.cluster.visible import Visible
 
@@ -36,11 +37,9 @@ environments = {}
 for case, wanted in json.loads(sys.argv[2]).items():
     device, resources = Device("cuda", ray_cluster.gpus(ray)), ResourcesConfig(**wanted)
     gpus, groups = ray_cluster.reserve_gpus(ray, device.gpus_needed(resources)), []
+    layout = lay_out(resources, device.counts(resources), ray_cluster.reserved_gpus(ray, gpus))
     environments[case] = {}
-    for role, places in (
-        ("trainers", [device.trainer_place(rank) for rank in range(device.trainers(resources))]),
-        ("engines", [device.engine_place(index, resources) for index in range(device.engines(resources))]),
-    ):
+    for role, places in layout.places.items():
         groups.append(ActorGroup(ray, role, places, [{"WHO": f"{role} {n}"} for n in range(len(places))], 60, gpus))
         groups[-1].make("tests.cluster.visible:Visible", [{}] * len(places))
         environments[case][role] = groups[-1].all(Visible.look)
@@ -50,34 +49,89 @@ for case, wanted in json.loads(sys.argv[2]).items():
 print(json.dumps(environments))
 ray.shutdown()
 """
+NODES = """
+import json, sys
+from pathlib import Path
+from alignment_core.cluster import ray_cluster
+from alignment_core.cluster.device import Device
+from alignment_core.cluster.layout import lay_out
+from alignment_core.recipes import ResourcesConfig
+
+ray_cluster.prepare_environment()
+import ray
+from ray.cluster_utils import Cluster
+
+Path(sys.argv[1], "ray").mkdir()
+plain = {"num_cpus": 1, "object_store_memory": 80 << 20, "node_ip_address": "127.0.0.1"}
+cluster = Cluster(initialize_head=True, head_node_args={**plain, "num_gpus": 0, "include_dashboard": False})
+for _ in range(3):
+    cluster.add_node(**plain, num_gpus=4)
+ray.init(address=cluster.address, logging_level="ERROR")
+cluster.wait_for_nodes()
+results = []
+for taken in (0, 1):
+    others = ray.util.placement_group([{"GPU": taken}] * 3, strategy="STRICT_SPREAD") if taken else None
+    if others:
+        ray.get(others.ready(), timeout=60)
+    resources = ResourcesConfig(trainers=8, engines=3 if taken else 2, tensor_parallel_size=2 if taken else 4)
+    device = Device("cuda", 12)
+    group = ray_cluster.reserve_gpus(ray, device.gpus_needed(resources))
+    gpus = ray_cluster.reserved_gpus(ray, group)
+    node_of = {gpu.bundle: gpu.node for gpu in gpus}
+    engines = lay_out(resources, device.counts(resources), gpus).places["engines"]
+    results.append([len({node_of[bundle] for bundle in place.bundles}) for place in engines])
+    ray.util.remove_placement_group(group)
+print(json.dumps(results))
+ray.shutdown()
+cluster.shutdown()
+"""
 CASES: dict[str, dict[str, Any]] = {
     "one to one": {"trainers": 3, "engines": 3},
     "two to an engine": {"trainers": 4, "engines": 2, "tensor_parallel_size": 2},
     "disaggregated": {"trainers": 1, "engines": 3, "placement": "disaggregated"},
+    "models": {
+        "trainers": 1,
+        "models": {"critic": {"gpus": 1}, "reference": {"gpus": 2}, "reward": {"colocate_with": "critic"}},
+    },
 }
 Seen = dict[str, dict[str, list[dict[str, str]]]]
 
 
-@pytest.fixture(scope="module")
-def seen() -> Iterator[Seen]:
-    """The environments of the actors in each case, over a shared Ray, which takes seconds to start."""
+def output_of(script: str, *arguments: str) -> Any:
+    """The JSON on the last line that a script prints, whose Ray has a folder of its own."""
     folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # a short path, for Ray's sockets
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(folder), json.dumps(CASES)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},  # for the actors, which make an object of this folder
+        [sys.executable, "-c", script, str(folder), *arguments],
+        # PYTHONPATH for the actors, which make an object of this folder; RAY_TMPDIR for Ray's clusters of several nodes
+        env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_TMPDIR": str(folder)},
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    yield json.loads(done.stdout.strip().splitlines()[-1])
     shutil.rmtree(folder, ignore_errors=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def seen() -> Seen:
+    """The environments of the actors in each case, over a shared Ray, which takes seconds to start."""
+    environments: Seen = output_of(SCRIPT, json.dumps(CASES))
+    return environments
+
+
+@pytest.mark.slow
+def test_engines_over_several_gpus_of_a_cluster_are_on_one_node_each() -> None:
+    """Three nodes with four GPUs, all of them free, and then one of each in use by others. Taken by Ray's numbers, both engines
+    of four GPUs crossed nodes."""
+    assert output_of(NODES) == [[1, 1], [1, 1, 1]]
 
 
 @pytest.mark.slow
 def test_each_rank_shares_a_gpu_with_the_engine_of_the_same_number(seen: Seen) -> None:
-    trainers, engines = seen["one to one"].values()
+    trainers, engines, judges = seen["one to one"].values()
+    assert judges[0]["CUDA_VISIBLE_DEVICES"] == trainers[0]["CUDA_VISIBLE_DEVICES"]
     gpus = [trainer["CUDA_VISIBLE_DEVICES"] for trainer in trainers]
     assert len(set(gpus)) == 3
     assert [engine["CUDA_VISIBLE_DEVICES"] for engine in engines] == gpus
@@ -86,20 +140,29 @@ def test_each_rank_shares_a_gpu_with_the_engine_of_the_same_number(seen: Seen) -
 
 @pytest.mark.slow
 def test_the_workers_of_an_engine_over_two_gpus_claim_the_gpus(seen: Seen) -> None:
-    trainers, engines = seen["two to an engine"].values()
+    trainers, engines, _ = seen["two to an engine"].values()
     assert len({trainer["CUDA_VISIBLE_DEVICES"] for trainer in trainers}) == 4
     assert all(not engine["GPUS"] for engine in engines)
     resources = ResourcesConfig(**CASES["two to an engine"])
     device = Device("cuda", 4)
-    second = device.engine_place(1, resources)
+    second = lay_out(resources, device.counts(resources), [Gpu("node", n) for n in range(4)]).places["engines"][1]
     assert device.engine_environment(resources, second)["VLLM_RAY_BUNDLE_INDICES"] == "2,3"
     assert device.engine_options(resources, 16)["distributed_executor_backend"] == "ray"
 
 
 @pytest.mark.slow
 def test_disaggregated_engines_have_separate_gpus(seen: Seen) -> None:
-    gpus = [environment["CUDA_VISIBLE_DEVICES"] for role in seen["disaggregated"].values() for environment in role]
+    of_roles = seen["disaggregated"]
+    gpus = [environment["CUDA_VISIBLE_DEVICES"] for role in ("policy", "engines") for environment in of_roles[role]]
     assert len(set(gpus)) == 4
+
+
+@pytest.mark.slow
+def test_each_model_has_the_gpus_that_the_recipe_gives_it(seen: Seen) -> None:
+    gpus = {role: [each["CUDA_VISIBLE_DEVICES"] for each in of_role] for role, of_role in seen["models"].items()}
+    assert gpus["engines"] == gpus["policy"]
+    assert gpus["reward"] == gpus["critic"]
+    assert len({*gpus["policy"], *gpus["critic"], *gpus["reference"]}) == 4
 
 
 @pytest.mark.parametrize(

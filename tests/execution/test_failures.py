@@ -127,7 +127,7 @@ def test_a_collective_that_waits_for_a_peer_ends_at_its_deadline_and_names_the_c
     def train_on_one_rank_of_two() -> None:
         with machines(2).trainers() as trainers:
             ranks = open_job(trainers, job, resources)
-            resume(ranks, tmp_path)
+            resume([ranks], tmp_path)
             ranks.one_within(3, 0, Trainer.train, 1, 0.0)  # rank 1 is not called, so rank 0 waits for its gradients
 
     with pytest.raises(DeadlineExceeded, match=says):

@@ -69,7 +69,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WarmMachines:
     machines.actors._device = Device("cuda", 2)
     monkeypatch.setattr(machines.actors, "connect", lambda: None)
     monkeypatch.setattr(machines, "_reserve", lambda _: None)
-    monkeypatch.setattr(machines.actors, "_start_trainers", Group)
+    monkeypatch.setattr(machines.actors, "_start_learners", lambda _: Group())
     monkeypatch.setattr(machines.actors, "_engine_actors", Group)
     return machines
 
@@ -81,8 +81,8 @@ def test_groups_start_before_the_stages_in_the_given_order(
 ) -> None:
     """Engines over two GPUs each do not."""
     started: list[str] = []
-    for group, start in (("trainers", "_start_trainers"), ("engines", "_engine_actors")):
-        monkeypatch.setattr(run.actors, start, lambda group=group: started.append(group) or Group())
+    monkeypatch.setattr(run.actors, "_start_learners", lambda _: started.append("trainers") or Group())
+    monkeypatch.setattr(run.actors, "_engine_actors", lambda: started.append("engines") or Group())
     run.actors.resources = run.resources.model_copy(update={"tensor_parallel_size": size})
     run.warm_up(groups)
     assert started == [group for group in groups if size == 1 or group == "trainers"]

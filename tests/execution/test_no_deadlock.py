@@ -16,7 +16,7 @@ import pytest
 
 from alignment_core.artifacts import Reference, open_store
 from alignment_core.artifacts.workspace import Workspace
-from alignment_core.cluster import ray_cluster
+from alignment_core.cluster import layout, ray_cluster
 from alignment_core.cluster.device import Device
 from alignment_core.execution import machine_queue, scheduling, warm_actors
 from alignment_core.execution.machine_queue import MachineQueue
@@ -98,7 +98,11 @@ def new_run(
         machines = WarmMachines(ResourcesConfig(), tmp_path, tmp_path / "locks")
         machines.actors._device = Device(device, 1)
         monkeypatch.setattr(machines, "_reserve", lambda _: None)
-        for name, fake in (("connect", lambda: None), ("_start_trainers", Group), ("_engine_actors", Group)):
+        for name, fake in (
+            ("connect", lambda: None),
+            ("_start_learners", lambda _: Group()),
+            ("_engine_actors", Group),
+        ):
             monkeypatch.setattr(machines.actors, name, fake)
         runs.append(machines)
         return machines
@@ -200,12 +204,13 @@ def test_waiting_runs_on_a_cluster_hold_no_gpus(tmp_path: Path, monkeypatch: pyt
     """One GPU: a run that has it waits for a stage of another one, which waits for the GPU."""
     gpu, store = Gpu(), open_store(tmp_path / "store")
     monkeypatch.setattr(ray_cluster, "reserve_gpus", gpu.reserve)
+    monkeypatch.setattr(ray_cluster, "reserved_gpus", lambda *_: [layout.Gpu("node", 0)])
     monkeypatch.setattr(ray_cluster, "is_private", lambda: False)
     monkeypatch.setattr(ray_cluster, "actor_processes", list)
     ours, theirs = (WarmMachines(ResourcesConfig(), tmp_path) for _ in range(2))
     for machines in (ours, theirs):
         machines.actors._device, machines.actors.ray = Device("cuda", 1), SimpleNamespace(util=gpu)
-        monkeypatch.setattr(machines.actors, "_start_trainers", Group)
+        monkeypatch.setattr(machines.actors, "_start_learners", lambda _: Group())
     with ours.trainers():
         pass  # and the run keeps its GPU for the next stage
 

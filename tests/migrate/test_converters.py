@@ -142,6 +142,17 @@ OPENRLHF = [
     (f"{PPO} --vllm_num_engines 4 --colocate_all_models", "resources.placement", "colocated"),
     (f"{PPO} --vllm_num_engines 4", "resources.placement", "disaggregated"),
     (f"{PPO} --actor_num_nodes 2 --actor_num_gpus_per_node 4", "resources.trainers", 8),
+    (
+        f"{PPO} --critic_num_nodes 2 --critic_num_gpus_per_node 4 --ref_num_gpus_per_node 2 --reward_num_gpus_per_node 3",
+        "resources.models",
+        {"critic": {"gpus": 8}, "reference": {"gpus": 2}, "reward": {"gpus": 3}},
+    ),
+    (
+        f"{PPO} --critic_num_gpus_per_node 4 --ref_num_gpus_per_node 2 --reward_num_gpus_per_node 4 --colocate_critic_reward "
+        "--colocate_actor_ref",
+        "resources.models",
+        {"critic": {"gpus": 4}, "reward": {"colocate_with": "critic"}},
+    ),
     (f"{PPO} --enable_ema --ema_beta 0.99", "rl.ema.decay", 0.99),
     (
         f"{PPO} --eval_dataset acme/test --input_key q --eval_temperature 0.6",

@@ -15,12 +15,15 @@ from transformers import PreTrainedModel
 from transformers.integrations.flex_attention import WrappedFlexAttention
 
 from alignment_core.artifacts import Reference
+from alignment_core.cluster.device import Device
 from alignment_core.models import attention, flex_trees
 from alignment_core.models.attention import TreeAttention
 from alignment_core.models.microbatch import pack
 from alignment_core.models.model_ref import Model
-from alignment_core.models.packed import PackedModel, load_frozen, run_packed
+from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.models.prefix_tree import Layout, lay_out
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.training.frozen import FrozenModel
 from tests.models.test_attention import model_of, rows_of, trees
 
 CPU = torch.device("cpu")
@@ -129,7 +132,8 @@ def test_a_model_is_on_its_device_before_it_is_probed(monkeypatch: pytest.Monkey
     monkeypatch.setattr(PreTrainedModel, "to", lambda model, device: events.append(f"to {device}") or model)
     model_of("llama").save_pretrained(tmp_path)
     model = Model(tmp_path, Reference("model", "a" * 64))
-    assert load_frozen(model, "lm", torch.bfloat16, "cuda", share_prefixes=True).shares_prefixes
+    frozen = FrozenModel(model, "lm", torch.bfloat16, ResourcesConfig(), Device("cuda", 1), 0, 1)
+    assert frozen.packed.shares_prefixes
     assert events[0] == "to cuda"
     assert set(events[1:]) == {"forward pass"}
 

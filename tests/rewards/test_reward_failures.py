@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from alignment_core.errors import DataError
+from alignment_core.recipes import ResourcesConfig
 from alignment_core.rewards.model_reward import Judge
 from alignment_core.rewards.results import Account, Answers, numbers
 from alignment_core.rewards.scoring_actors import Judges
@@ -21,12 +22,18 @@ ROWS: list[dict[str, Any]] = [
 class Scores:
     """In place of actors: no reward model gives NaN on demand."""
 
+    size = 1
+
     def spread(self, calls: Any) -> list[Any]:
         return [(first, np.array([1.0, np.nan, -np.inf, 4.0])[: len(call.arguments[0])]) for first, call in calls]
 
 
 def test_non_finite_scores_of_a_reward_model_are_left_out_and_counted() -> None:
-    account, judge = Account("the reward model", 0.5, "rl.rewards.0.max_failed"), Judge(Judges(Scores()))  # type: ignore[arg-type]
+    group: Any = Scores()
+    account, judge = (
+        Account("the reward model", 0.5, "rl.rewards.0.max_failed"),
+        Judge(Judges(group, ResourcesConfig())),
+    )
     for _ in range(2):
         assert numbers(account.settle(ROWS, judge(ROWS))) == [1.0, None, None, 4.0]
     assert account.failed == {"bad_number": 4}

@@ -37,5 +37,6 @@ class Killer:
     def __call__(self, done: float, total: float | None, unit: str, metrics: Mapping[str, float]) -> None:
         self.done.append(done)
         if done == self.at and self.done.count(done) == 1:
-            group = getattr(self.machines.actors, self.group)
+            actors = self.machines.actors
+            group = actors.learners.get(self.group) or getattr(actors, self.group)
             os.kill(group.ray.get(group.actors[-1].__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)

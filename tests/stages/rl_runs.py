@@ -81,10 +81,12 @@ def run_rl(
     judges: Mapping[str, Path] = MappingProxyType({}),
     rows: pa.Table | None = None,
     chat_template: str | None = None,
+    warm: Any = None,
 ) -> tuple[dict[str, Path], StageResult]:
     """The stage's output folders by name, and its result.
 
-    ``rows`` are prompts other than :func:`prompts`, ``chat_template`` is their own.
+    ``rows`` are prompts other than :func:`prompts`, ``chat_template`` is their own; ``warm`` are machines other than those with
+    two trainers.
     """
     store, policy, data = store_with(folder, model, prompts() if rows is None else rows, chat_template)
     config = RlStageConfig(section=RlConfig.model_validate(section)).model_dump(mode="json")
@@ -97,7 +99,7 @@ def run_rl(
     if "best" in section:
         inputs["held_out"] = data
     call = StageCall(stage="rl", label="rl", config=config, inputs=inputs)
-    result = run_stage(StageRequest(store, call, machines(2), resources, reporter or (lambda *_: None)))
+    result = run_stage(StageRequest(store, call, warm or machines(2), resources, reporter or (lambda *_: None)))
     return {name: store.fetch(output) for name, output in result.outputs.items()}, result
 
 

@@ -92,7 +92,7 @@ def test_a_run_that_is_stopped_again_before_its_next_step_keeps_the_policy_that_
     loop: Any = object.__new__(Loop)
     loop.best = best
     loop.context = SimpleNamespace(progress=tmp_path, curve=SimpleNamespace(to_bytes=bytes))
-    loop.ranks = SimpleNamespace(all=lambda _: [{"step": 20, "layout": layout}])
+    loop.ranks = SimpleNamespace(groups=[SimpleNamespace(all=lambda _: [{"step": 20, "layout": layout}])])
     loop.schedule = SimpleNamespace(saving=nullcontext)
     loop.trajectories = SimpleNamespace(settle=lambda: None)
     loop.window = SimpleNamespace(save=lambda: None)

@@ -41,9 +41,8 @@ class _Loop(Loop):
             resources=SimpleNamespace(progress_seconds=1e9),
         )
         self.section = SimpleNamespace(steps=STEPS, training=TrainingConfig())  # type: ignore[assignment]
-        self.ranks = SimpleNamespace(  # type: ignore[assignment]
-            all=lambda *_: [{"step": start, "driver": {}, "parameters": 1}]
-        )
+        group = SimpleNamespace(all=lambda *_: [{"step": start, "driver": {}, "parameters": 1}])
+        self.ranks = SimpleNamespace(groups=[group])  # type: ignore[assignment]
         self.sampler = self.trajectories = SimpleNamespace(close=lambda: 0, settle=lambda: 0)  # type: ignore[assignment]
         self.best = _Best()  # type: ignore[assignment]
         self.stops = stops

@@ -12,6 +12,7 @@ import torch
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.stages.rl.weights import WeightSync
+from alignment_core.training.policy_groups import PolicyGroups
 from alignment_core.training.policy_trainer import PolicyTrainer
 
 LORA = {"r": 4, "lora_alpha": 8}
@@ -53,5 +54,5 @@ def test_trainers_release_the_memory_of_an_update_before_engines_wake_up(
     )
     context: Any = SimpleNamespace(inputs={"policy": Path("policy")}, resources=ResourcesConfig(max_lora_rank=rank))
     group: Any = Group(seen)
-    WeightSync(context, section, group, group, "policy").send(step)
+    WeightSync(context, section, group, PolicyGroups({"policy": group}), "policy").send(step)
     assert seen == ["empty_cache", *calls]

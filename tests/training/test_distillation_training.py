@@ -116,7 +116,7 @@ def test_ranks_sharding_and_micro_batches_change_nothing_and_a_resumed_job_ends_
     with machines(1).trainers() as group:
         ranks = open_job(group, machines(1), job, progress)
         train(ranks, 3)
-        save_progress(ranks, progress)
+        save_progress([ranks], progress)
         train(ranks, 3)
         whole = export(ranks, tmp_path / "whole").read_bytes()
         ranks = open_job(group, machines(1), job, progress)

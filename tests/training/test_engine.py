@@ -41,7 +41,7 @@ def _step_alone(_: int, meet: str, bf16: bool) -> None:
     rows = torch.randn(6, 4)
     plain = copy.deepcopy(model)
     config = TrainingConfig(learning_rate=0.01, weight_decay=0.1)
-    engine = make_engine(model, make_optimizer(model, config, 0, resources), resources, 0, bf16, 0.0)
+    engine = make_engine(model, make_optimizer(model, config, 0, resources), resources, 0, bf16, 0.0, "cpu")
     engine.allreduce_and_copy = fail
     optimizer = make_optimizer(plain, config, 0, resources)
     for idle in (False, True):

@@ -123,7 +123,7 @@ def test_a_resumed_job_ends_in_the_same_bytes(
     with machines(2).trainers() as group:
         ranks = open_job(group, machines(2), job, progress, **resources)
         train(ranks, 3)
-        save_progress(ranks, progress)
+        save_progress([ranks], progress)
         train(ranks, 3)
         whole = export(ranks, tmp_path / "whole").read_bytes()
         ranks, state = opened(group, machines(2), job, progress, **resources)

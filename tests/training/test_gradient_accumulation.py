@@ -66,7 +66,7 @@ def test_the_gradient_of_many_micro_batches_is_that_of_fp32(
         options = {**resources, "progress": "store", "max_tokens_per_microbatch": 16}
         ranks = open_job(group, machines(world), job, tmp_path / "run", **options)
         train(ranks, 1)
-        save_progress(ranks, tmp_path / "run")
+        save_progress([ranks], tmp_path / "run")
     stored = load_file(tmp_path / "run" / "step-00000001" / FIRST)
     expected = of_torch(job.model.path, table)
     steps = {name: start[name].bfloat16().float() - stored[f"weights.model.{name}"] for name in expected}

@@ -205,7 +205,7 @@ def test_a_moving_reference_does_not_depend_on_ranks_and_a_resumed_job_ends_in_t
         with machines(world).trainers() as group:
             ranks = open_job(group, machines(world), job, progress, **cut)
             train(ranks, 2)
-            save_progress(ranks, progress)
+            save_progress([ranks], progress)
             train(ranks, 2)
             whole = export(ranks, tmp_path / f"{stage}")
             ranks = open_job(group, machines(world), job, progress, **cut)

@@ -153,7 +153,7 @@ def test_a_job_resumed_from_a_checkpoint_of_trained_parameters_ends_in_the_same_
     with machines(2).trainers() as group:
         ranks = open_job(group, machines(2), job, progress, zero_stage=zero_stage)
         train(ranks, 3)
-        save_progress(ranks, progress)
+        save_progress([ranks], progress)
         train(ranks, 3)
         whole = export(ranks, tmp_path / "whole").read_bytes()
         ranks, state = opened(group, machines(2), job, progress, zero_stage=zero_stage)

@@ -61,7 +61,7 @@ def test_zero_3_trains_the_head_as_one_rank_does_and_resumes_to_the_same_bytes(
     with machines(2).trainers() as group:
         ranks = open_job(group, machines(2), job, tmp_path / "progress", zero_stage=3, **budget)
         train(ranks, 2)
-        save_progress(ranks, tmp_path / "progress")
+        save_progress([ranks], tmp_path / "progress")
         train(ranks, 1)
         whole = export(ranks, tmp_path / "whole")
         ranks, state = opened(group, machines(2), job, tmp_path / "progress", zero_stage=3, **budget)

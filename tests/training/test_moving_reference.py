@@ -48,7 +48,7 @@ def test_the_reference_is_mixed_with_the_policy_at_its_interval(make_job: Any, m
             policy = load_file(export(ranks, tmp_path / f"step-{step}"))
             if step % 2 == 0:
                 expected = {name: torch.lerp(weight, policy[name], 0.25) for name, weight in expected.items()}
-        save_progress(ranks, tmp_path / "progress")
+        save_progress([ranks], tmp_path / "progress")
     saved = load_file(tmp_path / "progress" / "step-00000004" / REFERENCE)
     assert all(torch.equal(saved[f"{name}"], expected[name]) for name in saved)
     assert len(saved) == len(expected)
@@ -79,7 +79,7 @@ def test_a_reference_in_bf16_goes_all_of_a_small_part_of_the_way(
         ranks = open_job(group, machines(world), job, tmp_path / "progress", zero_stage=zero_stage, progress="store")
         for step in range(1, 7):
             train(ranks, 1)
-            save_progress(ranks, tmp_path / "progress")
+            save_progress([ranks], tmp_path / "progress")
             stored = load_file(tmp_path / "progress" / f"step-{step:08d}" / FIRST)
             policy = {
                 n.removeprefix("weights.model."): weight for n, weight in stored.items() if n.startswith("weights.")
@@ -128,7 +128,7 @@ def test_a_resumed_job_ends_in_the_same_bytes(
     with machines(2).trainers() as group:
         ranks = open_job(group, machines(2), job, progress, zero_stage=zero_stage)
         train(ranks, 3)
-        save_progress(ranks, progress)
+        save_progress([ranks], progress)
         train(ranks, 3)
         whole = export(ranks, tmp_path / "whole").read_bytes()
         ranks, state = opened(group, machines(2), job, progress, zero_stage=zero_stage)
@@ -163,7 +163,7 @@ def test_held_out_metrics_compare_with_the_reference_as_training_begins(
             folder = tmp_path / f"{mixup}-{every}"
             ranks = open_job(group, machines(2), following(job, mixup, every), folder)
             train(ranks, 1)
-            save_progress(ranks, folder)
+            save_progress([ranks], folder)
             losses.append(held_out_loss(ranks))
             losses.append(held_out_loss(open_job(group, machines(2), following(job, mixup, every), folder)))
         trained_model = export(ranks, tmp_path / "policy").parent

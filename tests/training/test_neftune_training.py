@@ -40,7 +40,7 @@ def test_noise_is_in_training_alone_and_a_resumed_job_ends_in_the_same_bytes(
         ranks = open_job(group, machines(1), job, progress)
         assert ranks.all(Trainer.evaluate)[0].sums == pytest.approx(held_out.sums, rel=1e-5)
         train(ranks, 3)
-        save_progress(ranks, progress)
+        save_progress([ranks], progress)
         ranks.all(Trainer.evaluate)
         train(ranks, 3)
         whole = export(ranks, tmp_path / "whole").read_bytes()

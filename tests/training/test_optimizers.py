@@ -133,7 +133,7 @@ def test_a_resumed_job_ends_in_the_same_bytes_for_any_number_of_ranks(
     with machines(1).trainers() as group:
         ranks = open_job(group, machines(1), job, progress, zero_stage=0)
         train(ranks, 3)
-        save_progress(ranks, progress)
+        save_progress([ranks], progress)
         train(ranks, 3)
         whole = export(ranks, tmp_path / "whole").read_bytes()
         ranks, state = opened(group, machines(1), job, progress, zero_stage=0)
@@ -208,7 +208,7 @@ def test_a_job_with_moments_in_8_bits_learns_as_with_adamw_and_resumes_to_the_sa
     with machines(2).trainers() as group:
         ranks = open_job(group, machines(2), job, progress, zero_stage=zero_stage)
         train(ranks, 3)
-        save_progress(ranks, progress)
+        save_progress([ranks], progress)
         train(ranks, 3)
         whole = export(ranks, tmp_path / "whole")
         ranks, state = opened(group, machines(2), job, progress, zero_stage=zero_stage)

@@ -84,7 +84,7 @@ class Policy:
     def open(self) -> int:
         """Steps that its progress holds."""
         self.ranks = open_policy(self.trainers, self.job, self.resources)
-        return resume(self.ranks, self.folder)["step"]
+        return resume([self.ranks], self.folder)["step"]
 
     def learn(self, data: StepData, kl_coefficient: float = 0.0) -> list[dict[str, StepReport]]:
         """One step on these completions."""
@@ -98,7 +98,7 @@ class Policy:
 
     def save(self) -> None:
         """A checkpoint of this step."""
-        save_progress(self.ranks, self.folder, driver={})
+        save_progress([self.ranks], self.folder, driver={})
 
     def export(self, name: str) -> dict[str, torch.Tensor]:
         write(self.ranks, [self.folder / name], PolicyTrainer.export, name, self.folder / name)

@@ -39,7 +39,7 @@ def test_the_same_ranks_resume_to_the_same_bytes(
     with machines(ranks_of).trainers() as group:
         ranks = open_job(group, machines(ranks_of), job, tmp_path / "progress", **STORED, **resources)
         train(ranks, 3)
-        save_progress(ranks, tmp_path / "progress")
+        save_progress([ranks], tmp_path / "progress")
         assert {Path(path).suffix for path in settled(tmp_path / "progress")} <= PLAIN
         train(ranks, 3)
         whole = export(ranks, tmp_path / "whole").read_bytes()
@@ -61,7 +61,7 @@ def test_other_ranks_and_stages_resume_to_the_same_weights_up_to_rounding(
             ranks, state = opened(group, machines(ranks_of), job, tmp_path / "progress", **STORED, **resources)
             if name == "whole":
                 train(ranks, 3)
-                save_progress(ranks, tmp_path / "progress")
+                save_progress([ranks], tmp_path / "progress")
             else:
                 assert state["step"] == 3
             train(ranks, 3)
@@ -77,7 +77,7 @@ def test_every_optimiser_resumes_to_the_same_bytes(name: str, make_job: Any, mac
     with machines(1).trainers() as group:
         ranks = open_job(group, machines(1), job, tmp_path / "progress", zero_stage=0, **STORED)
         train(ranks, 3)
-        save_progress(ranks, tmp_path / "progress")
+        save_progress([ranks], tmp_path / "progress")
         train(ranks, 3)
         whole = export(ranks, tmp_path / "whole").read_bytes()
         ranks = open_job(group, machines(1), job, tmp_path / "progress", zero_stage=0, **STORED)

@@ -41,7 +41,8 @@ def test_padding_rows_of_the_head_are_no_candidates(wide_teacher: Path, top_k: i
     rows = [Row(number, (TokenSequence.of_prompt_and_completion(*text),)) for number, text in enumerate(texts)]
     job = TeacherJob(Model(wide_teacher, Reference("model", "a" * 64)), top_k, False, embeddings)
     tokens = min(TOKENS, embeddings or TOKENS)
-    candidates = Teacher(job, ResourcesConfig(), Device.detect("cpu", 0)).run(rows)
+    predictions = Teacher(job, ResourcesConfig(), Device.detect("cpu", 0)).run(rows)
+    candidates = [predictions[row.number] for row in rows]
     model = transformers.AutoModelForCausalLM.from_pretrained(wide_teacher).eval()
     outside = 0
     for (prompt, answer), (ids, logps) in zip(texts, candidates, strict=True):

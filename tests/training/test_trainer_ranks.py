@@ -50,7 +50,7 @@ def opened(
     """A job on the ranks, continued from its progress, and where it stands."""
     folder.mkdir(exist_ok=True)
     ranks = open_on(trainers, job, machines.resources.model_copy(update=resources))
-    return ranks, resume(ranks, folder)
+    return ranks, resume([ranks], folder)
 
 
 def open_job(trainers: TrainerActors, machines: Any, job: TrainJob, folder: Path, **resources: Any) -> Ranks:
@@ -223,7 +223,7 @@ def test_a_resumed_job_ends_in_the_same_bytes(offload: bool, make_job: Any, mach
     with machines(2).trainers() as group:
         ranks = open_job(group, machines(2), job, progress, offload_optimizer=offload)
         train(ranks, 3)
-        save_progress(ranks, progress)  # during the run, which continues to its end
+        save_progress([ranks], progress)  # during the run, which continues to its end
         train(ranks, 3)
         whole = export(ranks, tmp_path / "whole").read_bytes()
 
@@ -242,7 +242,7 @@ def test_after_a_failure_new_processes_resume_to_the_same_bytes(make_job: Any, m
         whole = export(ranks, tmp_path / "whole").read_bytes()
         ranks = open_job(old, machines(2), job, progress)
         train(ranks, 3)
-        save_progress(ranks, progress)
+        save_progress([ranks], progress)
     shutil.copytree(job.model.path, tmp_path / "broken")
     (tmp_path / "broken" / "model.safetensors").write_bytes(b"none")
     without_model = dataclasses.replace(job, model=Model(tmp_path / "broken", MODEL))
@@ -264,14 +264,14 @@ def test_only_a_complete_checkpoint_counts_and_other_layouts_do_not_start_over(
         ranks = open_job(group, machines(2), job, progress)
         for _ in range(2):
             train(ranks, 1)
-            save_progress(ranks, progress)
+            save_progress([ranks], progress)
         assert newest_progress(progress) == progress / "step-00000002"
 
         (progress / "step-00000002" / "complete.json").unlink()  # as if killed while it was written
         ranks, state = opened(group, machines(2), job, progress)
         assert state["step"] == 1
         written = (progress / "step-00000001" / "complete.json").stat()
-        save_progress(ranks, progress)  # nothing new: the only good one is not touched
+        save_progress([ranks], progress)  # nothing new: the only good one is not touched
         assert (progress / "step-00000001" / "complete.json").stat() == written
         says = (
             r"^the checkpoint of step 1 is of `trainers: 2`, `zero_stage: 1` and `offload_optimizer: false`, and cannot be "
@@ -309,7 +309,7 @@ def test_a_diverging_job_is_a_numeric_error_on_every_rank(
         errors = errors_of_ranks(ranks, 6)
         assert [type(error) for error in errors] == [NumericError, NumericError]
         assert "is not finite at step 1 of 6" in str(errors[0])  # step 0 made the weights as large as the rate
-        for save in (save_progress, export):
+        for save in (lambda ranks, folder: save_progress([ranks], folder), export):
             with pytest.raises(NumericError, match=r"step 1 failed half-way: the half-updated weights are not saved"):
                 save(ranks, tmp_path / "bad")
         assert not (tmp_path / "bad").exists()
@@ -360,14 +360,14 @@ def test_a_checkpoint_larger_than_the_disk_is_refused_in_a_sentence_and_does_not
             export(ranks, disk / "model")
         (disk / "other").unlink()
         with pytest.raises(Exception) as caught:  # noqa: PT011 (what the flow would see of it is what counts)
-            save_progress(ranks, disk)
+            save_progress([ranks], disk)
         error = rebuild(describe(caught.value))
         assert isinstance(error, EnvironmentFault)
         assert re.search(says, str(error))
         assert newest_progress(disk) is None
 
         subprocess.run(["mount", "-o", "remount,size=16m", disk], check=True)
-        save_progress(ranks, disk)
+        save_progress([ranks], disk)
         assert newest_progress(disk) == disk / "step-00000001"
 
 

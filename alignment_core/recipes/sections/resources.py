@@ -41,6 +41,72 @@ OURS_OF_VLLM = (
 """Arguments of ``vllm.LLM`` that this project sets itself."""
 
 
+class ModelPlacement(Config):
+    """GPUs for one of the models of reinforcement learning; on a CPU, processes."""
+
+    gpus: int | None = Field(None, ge=1)
+    """Number of GPUs of its own, with a rank on each."""
+    colocate_with: Literal["policy", "critic", "reference"] | None = None
+    """The model whose GPUs it shares; critic and reference are then in the same processes. Default: `policy`."""
+    zero_stage: Literal[0, 1, 2, 3] | None = None
+    """DeepSpeed ZeRO stage; for a model that is not trained, 3 splits it over its ranks, and any other keeps it whole on each.
+    Default: `resources.zero_stage`; a reward model is whole."""
+
+    @model_validator(mode="after")
+    def _has_one_place(self) -> ModelPlacement:
+        if self.gpus is not None and self.colocate_with is not None:
+            raise ValueError(
+                "`gpus` are of its own, and `colocate_with` names those of another model: give one of them"
+            )
+        return self
+
+
+class CriticPlacement(ModelPlacement):
+    """GPUs for the critic."""
+
+    offload_optimizer: bool | None = None
+    """As `resources.offload_optimizer`, which is the default."""
+
+
+class FrozenPlacement(ModelPlacement):
+    """GPUs for a model that is not trained."""
+
+    offload_parameters: bool = False
+    """Keep its weights in CPU memory, from where each layer comes to the GPU when it computes. Needs `zero_stage: 3`."""
+
+    @model_validator(mode="after")
+    def _can_offload(self) -> FrozenPlacement:
+        if self.offload_parameters and self.zero_stage != 3:
+            raise ValueError("`offload_parameters` needs `zero_stage: 3` beside it")
+        return self
+
+
+class ModelPlacements(Config):
+    """GPUs for models beside the policy, whose ranks are `resources.trainers`, and the engines."""
+
+    critic: CriticPlacement = CriticPlacement()
+    """The critic."""
+    reference: FrozenPlacement = FrozenPlacement()
+    """The reference of the KL, unless it is the policy without its adapters."""
+    reward: FrozenPlacement = FrozenPlacement()
+    """Reward models and judges that are models. Each is in processes of its own."""
+
+    @model_validator(mode="after")
+    def _share_existing_gpus(self) -> ModelPlacements:
+        for role in ("critic", "reference", "reward"):
+            place: ModelPlacement = getattr(self, role)
+            host = place.colocate_with
+            if host == role or (host in ("critic", "reference") and getattr(self, host).gpus is None):
+                raise ValueError(
+                    f"`{role}.colocate_with: {host}` needs `{host}.gpus`: name a model with GPUs of its own"
+                )
+        return self
+
+
+Role = Literal["policy", "critic", "reference", "reward", "engines"]
+"""A model of reinforcement learning, or the engines that sample."""
+
+
 class ResourcesConfig(Config):
     """Placement, memory and deadlines."""
 
@@ -55,8 +121,10 @@ class ResourcesConfig(Config):
     engines: int | None = Field(None, ge=1)
     """Number of vLLM engines. Default: one per trainer; if disaggregated, the GPUs that trainers leave, and half of all
     GPUs if neither number is given."""
-    judges: int = Field(1, ge=1)
-    """Number of actors per reward model during reinforcement learning."""
+    models: ModelPlacements = unkeyed(ModelPlacements())
+    """GPUs of the critic, the reference and reward models in reinforcement learning. Default: those of the trainers."""
+    judges: int | None = Field(None, ge=1)
+    """Number of actors per reward model during reinforcement learning. Default: 1, or one per GPU of `models.reward.gpus`."""
     reward_processes: int | None = Field(None, ge=1)
     """Maximum number of processes for each Python verifier or reward function, on each node. State that a function keeps
     between calls is separate in each process: use 1 if that matters. Default: one per CPU core, but a single one for a
@@ -145,6 +213,20 @@ class ResourcesConfig(Config):
     """Maximum restarts of a stage from its last checkpoint, in the same run host, after an actor or engine died."""
     stage_retries: int = Field(2, ge=0)
     """Maximum retries of a stage in a new run host, after the host died or a deadline passed."""
+
+    def of_model(self, role: Role) -> ResourcesConfig:
+        """The resources of one model, with its own ZeRO stage and offloading."""
+        if role in ("policy", "engines"):
+            return self
+        place: ModelPlacement = getattr(self.models, role)
+        stage = place.zero_stage if place.zero_stage is not None else None if role == "reward" else self.zero_stage
+        update: dict[str, Any] = {"zero_stage": stage}
+        if isinstance(place, CriticPlacement) and place.offload_optimizer is not None:
+            update["offload_optimizer"] = place.offload_optimizer
+        if isinstance(place, FrozenPlacement) and place.offload_parameters:
+            zero = {**self.deepspeed.get("zero_optimization", {}), "offload_param": {"device": "cpu"}}
+            update["deepspeed"] = {**self.deepspeed, "zero_optimization": zero}
+        return self.model_copy(update=update)
 
     @property
     def token_budget(self) -> int:

@@ -524,6 +524,27 @@ class RlConfig(Config):
         return defaults
 
     @property
+    def trains_adapters_alone(self) -> bool:
+        """Whether the policy without its adapters stays the initial policy, so that it can be the reference."""
+        lora = self.training.lora
+        return lora is not None and not lora.modules_to_save
+
+    def why_reference_is_beside(self, is_another_model: bool) -> str | None:
+        """Why the reference must be on the policy's ranks, so that ``resources.models.reference`` is refused; None if it need
+        not. ``is_another_model``: it is not the initial policy."""
+        if self.trains_adapters_alone and not is_another_model:
+            return (
+                "with `rl.training.lora` the reference is the policy without its adapters, which needs no GPUs of its own: "
+                "leave it out"
+            )
+        if self.kl.sync_ref_model:
+            return (
+                "`rl.kl.sync_ref_model` copies the policy's weights into the reference, which must be on the same GPUs for "
+                "that: leave one of them out"
+            )
+        return None
+
+    @property
     def first_reward_model(self) -> int | None:
         """The number of the first reward by a reward model, from which a critic is initialised; None without one."""
         return next((number for number, reward in enumerate(self.rewards) if reward.KEY == "reward_model"), None)

@@ -10,11 +10,9 @@ from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from alignment_core.artifacts.reference import MASTERS
-from alignment_core.cluster.group import ActorGroup
 from alignment_core.errors import NumericError, Stopped
 from alignment_core.execution.base import StageContext
 from alignment_core.execution.intermediate_checkpoints import IntermediateCheckpoints
@@ -34,8 +32,7 @@ from alignment_core.stages.rl.best import Best
 from alignment_core.stages.rl.rewards import Rewards
 from alignment_core.stages.rl.weights import WeightSync
 from alignment_core.training.checkpoints import curve_of, drop_older
-from alignment_core.training.policy_trainer import PolicyTrainer, averages
-from alignment_core.training.rank_folders import write
+from alignment_core.training.policy_groups import PolicyGroups
 from alignment_core.training.resumable import resume, save_progress
 from alignment_core.training.step_data import StepData
 
@@ -48,7 +45,7 @@ class Loop:
 
     context: StageContext
     section: RlConfig
-    ranks: ActorGroup[PolicyTrainer]
+    ranks: PolicyGroups
     weights: WeightSync
     sampling: Sampling
     sampler: SyncSampler | AsyncSampler
@@ -73,7 +70,7 @@ class Loop:
         """All remaining steps, then the models; metrics."""
         context = self.context
         section = self.section
-        state = resume(self.ranks, context.progress)
+        state = resume(self.ranks.groups, context.progress)
         step = state["step"]
         self.schedule = SaveSchedule(context)
         metrics: dict[str, Any] = {}
@@ -90,7 +87,7 @@ class Loop:
         checkpoints = IntermediateCheckpoints(context.progress, section.training, step, section.steps)
         while step < section.steps:
             if checkpoints.is_due(step):
-                checkpoints.add(step, partial(self._export_model, "policy"))
+                checkpoints.add(step, partial(self.ranks.export, "policy"))
             with self._saved_if_stopped(step):
                 metrics = self._step(step)
             step += 1
@@ -148,7 +145,7 @@ class Loop:
             self.trajectories.write(step, [replace(rollout, used=False) for rollout in rollouts], None)
         else:
             self.trajectories.drop(step)
-        self.ranks.all(PolicyTrainer.end_step)
+        self.ranks.end_step()
         return self._lengths(rollouts)
 
     def _forward(self, batch: StepData, step: int) -> None:
@@ -156,11 +153,11 @@ class Loop:
         section = self.section
         old = self._needs_old_logps(len(batch.ends_S))
         with self.watch.part("transfer"):
-            self.ranks.all(PolicyTrainer.load, batch, self.rewards.critic_units)
+            self.ranks.load(batch, self.rewards.critic_units)
         if old or section.critic or section.kl.coefficient > 0:
             with self.watch.part("logps"):
                 needed = self._columns_needed(step, old)
-                batch.numbers.update(self.ranks.all(PolicyTrainer.forward, old, needed)[0])
+                batch.numbers.update(self.ranks.forward(old, needed))
         if section.critic:
             batch.numbers["old_values"] = self.values.values_of(batch.numbers["old_values"])
 
@@ -192,9 +189,7 @@ class Loop:
             numbers["returns"] = self.values.targets_of(batch.numbers["returns"])
         with self.watch.part("train"):
             try:
-                metrics = averages(
-                    self.ranks.all(PolicyTrainer.update, numbers, self.kl_coefficient, self.values.of_loss)
-                )
+                metrics = self.ranks.update(numbers, self.kl_coefficient, self.values.of_loss)
                 self._check_mismatch(step, metrics.get("mismatch", 0.0))
             except NumericError:
                 if not self.trajectories.keeps(step):
@@ -239,7 +234,7 @@ class Loop:
                 return {}
             with self.watch.part("best"):
                 return self.best.evaluate(
-                    step, self.sampling, self.rewards.sources, partial(self._export_model, "policy")
+                    step, self.sampling, self.rewards.sources, partial(self.ranks.export, "policy")
                 )
 
     def _state(self) -> dict[str, Any]:
@@ -281,7 +276,7 @@ class Loop:
             self.trajectories.settle()
             self.window.save()
             curve = self.context.curve.to_bytes()
-            is_new = save_progress(self.ranks, self.context.progress, curve, driver=state)
+            is_new = save_progress(self.ranks.groups, self.context.progress, curve, driver=state)
             drop_older(self.context.progress, step)
             # A run that resumes in an evaluation may find a better policy than its checkpoint goes on to name.
             if self.best and is_new:
@@ -291,17 +286,13 @@ class Loop:
         """Write the models that the recipe asks for."""
         outputs = self.context.outputs
         masters = outputs[MASTERS] if self.section.training.saves_masters else None
-        self._export_model("policy", outputs["policy"], outputs[ADAPTER], masters)
+        self.ranks.export("policy", outputs["policy"], outputs[ADAPTER], masters)
         if masters:
             name_masters(outputs["policy"], masters)
         if self.section.critic:
-            self._export_model("critic", self.context.outputs["critic"])
+            self.ranks.export("critic", self.context.outputs["critic"])
         if self.section.ema:
-            self._export_model("average", self.context.outputs["average"])
-
-    def _export_model(self, name: str, folder: Path, adapter: Path | None = None, masters: Path | None = None) -> None:
-        folders = [path for path in (folder, adapter, masters) if path]
-        write(self.ranks, folders, PolicyTrainer.export, name, folder, adapter, masters)
+            self.ranks.export("average", self.context.outputs["average"])
 
     def _warnings(self, rewards_differ: bool) -> list[str]:
         """Sentences for the run's report. ``rewards_differ``: whether the rewards of any step did."""

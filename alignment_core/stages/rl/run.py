@@ -31,8 +31,8 @@ from alignment_core.stages.rl.loop import Loop
 from alignment_core.stages.rl.rewards import Rewards, open_sources
 from alignment_core.stages.rl.weights import WeightSync
 from alignment_core.training.checkpoints import drop_incomplete, link_tree
+from alignment_core.training.policy_groups import open_groups
 from alignment_core.training.policy_trainer import RlJob
-from alignment_core.training.ranks import open_job
 from alignment_core.training.training_rows import shuffles
 
 STOP_SECONDS = 0.2
@@ -86,7 +86,7 @@ def run_section(context: StageContext, section: RlConfig, shows: Container[str])
         sampling = Sampling(engines, environments, schedule, text, turn_end.stop_ids, name, context.stopping)
         ends = [sources.stop, *([environments.close] if environments else [])]
         with closing(_sampler(context, section, sampling, rewards)) as sampler, _ended_when(context.stopping, *ends):
-            ranks = open_job(trainers, job, context.resources)
+            ranks = open_groups(trainers, job, context.resources)
             weights = WeightSync(context, section, engines, ranks, name)
             loop = Loop(context, section, ranks, weights, sampling, sampler, rewards, best, trajectories, watch, shows)
             metrics = loop.run()

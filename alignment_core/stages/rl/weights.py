@@ -8,6 +8,7 @@ from alignment_core.environments.episode import version_of
 from alignment_core.execution.base import StageContext
 from alignment_core.inference.engine import Engine
 from alignment_core.recipes.sections.rl import RlConfig
+from alignment_core.training.policy_groups import PolicyGroups
 from alignment_core.training.policy_trainer import PolicyTrainer
 
 
@@ -19,7 +20,7 @@ class WeightSync:
         context: StageContext,
         section: RlConfig,
         engines: ActorGroup[Engine],
-        ranks: ActorGroup[PolicyTrainer],
+        ranks: PolicyGroups,
         policy: str,
     ) -> None:
         """``policy`` is the name of the policy before the first step."""
@@ -36,7 +37,7 @@ class WeightSync:
 
     def send(self, step: int) -> None:
         """Give the engines the weights after so many steps."""
-        self.ranks.all(PolicyTrainer.empty_cache)
+        self.ranks.empty_cache()
         # An adapter lies on the initial weights, also after a resume; warm engines may hold those of another stage.
         if step == 0 or (self.sends_adapter and not self.engines_have_start):
             self._send_start()
@@ -55,13 +56,13 @@ class WeightSync:
 
     def _send_weights(self, step: int, merge: bool = True) -> None:
         """Send all weights bucket by bucket, with adapters merged in unless told otherwise."""
-        specs = self.ranks.all(PolicyTrainer.buckets)[0]
+        specs = self.ranks.policy.all(PolicyTrainer.buckets)[0]
         buckets = (call(PolicyTrainer.bucket, spec, merge) for spec in specs)
         self.engines.all(Engine.begin_update)
-        self.ranks.relay(buckets, self.engines, Engine.load_bucket)
+        self.ranks.policy.relay(buckets, self.engines, Engine.load_bucket)
         self.engines.all(Engine.end_update, version_of(self.policy, step), step)
 
     def _send_adapter(self, step: int) -> None:
         """Send the adapter; the engines already hold the weights below it."""
-        self.ranks.relay([call(PolicyTrainer.adapter)], self.engines, Engine.load_adapter)
+        self.ranks.policy.relay([call(PolicyTrainer.adapter)], self.engines, Engine.load_adapter)
         self.engines.all(Engine.use_adapter, version_of(self.policy, step), step)

@@ -1,0 +1,74 @@
+"""Models for forward passes only: references, reward models, judges, teachers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from alignment_core.cluster.device import Device, is_sharded
+from alignment_core.models.loading import Head
+from alignment_core.models.microbatch import MicroBatch, Row, cut, pack
+from alignment_core.models.model_ref import Model
+from alignment_core.models.packed import PackedModel
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.training.engine import close_engine, make_frozen_engine
+
+
+class FrozenModel:
+    """The weights of a model on this rank: all of them or, at ZeRO stage 3, a part. Then it is created, called and closed on
+    every rank at once."""
+
+    def __init__(
+        self,
+        model: Model,
+        head: Head,
+        dtype: torch.dtype,
+        resources: ResourcesConfig,
+        device: Device,
+        rank: int,
+        world: int,
+        share_prefixes: bool | None = None,
+        context: int | None = None,
+    ) -> None:
+        """``share_prefixes``: see :class:`~alignment_core.models.packed.PackedModel`; None: as ``resources.attention`` says.
+        ``context`` is also explained there."""
+        self.is_sharded = is_sharded(resources, world)
+        self.rank = rank
+        self.world = world
+        self.token_budget = resources.token_budget
+        self.device = device.torch_device
+        loaded = model.load(head, dtype, as_stored=self.is_sharded)
+        if not self.is_sharded:
+            loaded.to(self.device)  # before it is probed, which a processor may take minutes for
+        share = resources.attention == "auto" if share_prefixes is None else share_prefixes
+        self.packed = PackedModel(loaded, head, share_prefixes=share, device=self.device, context=context, dtype=dtype)
+        self.packed.eval().requires_grad_(False)
+        self._engine = None
+        if self.is_sharded:
+            self._engine = make_frozen_engine(self.packed, resources, dtype == torch.bfloat16, self.device)
+
+    def packs(self, rows: Sequence[Row]) -> Iterator[MicroBatch]:
+        """Micro-batches of all ``rows`` or, if it is sharded, of this rank's. Compute those without rows, too: other ranks wait
+        for them."""
+        ranks, rank = (self.world, self.rank) if self.is_sharded else (1, 0)
+        shares = self.packed.shares_prefixes
+        return (pack(part, self.device, shares) for part in cut(rows, ranks, self.token_budget, shares)[rank])
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The weights by name or, if it is sharded, this rank's part of each, flattened and padded."""
+        parameters: dict[str, Any] = dict(self.packed.model.named_parameters())
+        return {name: p.ds_tensor if self.is_sharded else p.detach() for name, p in parameters.items()}
+
+    def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Copy weights as :meth:`weights` gives them into the model, in its own type."""
+        if self._engine is not None:
+            self._engine.empty_partition_cache()  # small parameters stay whole between forward passes
+        for name, own in self.weights().items():
+            own.copy_(weights[name])
+
+    def close(self) -> None:
+        """Free the memory that DeepSpeed holds."""
+        if self._engine is not None:
+            close_engine(self._engine, self.packed, 3)

@@ -1,0 +1,206 @@
+"""Models on GPUs, as a recipe places them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+from pydantic import ValidationError
+
+from alignment_core.cluster.device import Device
+from alignment_core.cluster.layout import Gpu, Layout, Place, gpus_needed, groups_of, lay_out
+from alignment_core.errors import EnvironmentFault
+from alignment_core.recipes import ResourcesConfig
+
+
+def gpus_of(sizes: Sequence[int]) -> list[Gpu]:
+    """GPUs of nodes with so many each; Ray numbers its bundles without regard to nodes, here in turn."""
+    places = sorted((number, f"node-{node}") for node, size in enumerate(sizes) for number in range(size))
+    return [Gpu(node, bundle) for bundle, (_, node) in enumerate(places)]
+
+
+def placed(sizes: Sequence[int], **wanted: Any) -> tuple[Layout, dict[int, str]]:
+    """A layout, and the node of each bundle."""
+    resources = ResourcesConfig(**wanted)
+    device = Device("cuda", sum(sizes))
+    assert device.gpus_needed(resources) <= device.count
+    gpus = gpus_of(sizes)
+    return lay_out(resources, device.counts(resources), gpus), {gpu.bundle: gpu.node for gpu in gpus}
+
+
+def nodes(layout: Layout, node_of: dict[int, str], role: str) -> list[set[str]]:
+    return [{node_of[bundle] for bundle in place.bundles} for place in layout.places[role]]
+
+
+def bundles(layout: Layout, role: str) -> list[int]:
+    return [bundle for place in layout.places[role] for bundle in place.bundles]
+
+
+def test_by_default_all_models_are_with_the_policy_and_each_rank_beside_an_engine() -> None:
+    layout, _ = placed([4])
+    assert set(layout.places) == {"policy", "engines", "reward"}
+    assert [place.bundles for place in layout.places["policy"]] == [(0,), (1,), (2,), (3,)]
+    assert [place.bundles for place in layout.places["engines"]] == [(0,), (1,), (2,), (3,)]
+    assert [place.bundles for place in layout.places["reward"]] == [(0,)]
+    assert groups_of(ResourcesConfig()) == {"policy": ["policy", "critic", "reference"]}
+
+
+def test_the_layout_of_7b_of_the_paper() -> None:
+    """OpenRLHF's paper, table 3: 7B on 16 GPUs with 4 for the actor, 4 for the critic, 2 for the reference, 2 for the reward
+    model and 4 engines."""
+    models = {"critic": {"gpus": 4}, "reference": {"gpus": 2}, "reward": {"gpus": 2}}
+    layout, node_of = placed([8, 8], trainers=4, engines=4, placement="disaggregated", models=models)
+    roles = ("policy", "critic", "reference", "reward", "engines")
+    assert [len(layout.places[role]) for role in roles] == [4, 4, 2, 2, 4]
+    every = [bundle for role in roles for bundle in bundles(layout, role)]
+    assert sorted(every) == list(range(16))
+    for role in ("policy", "critic", "engines"):
+        assert len(set.union(*nodes(layout, node_of, role))) == 1, role
+
+
+def test_the_layout_of_70b_of_the_paper() -> None:
+    """Four engines of tensor parallelism 4 share 16 GPUs with the actor; critic, reference and reward model have 16 each."""
+    models = {"critic": {"gpus": 16}, "reference": {"gpus": 16}, "reward": {"colocate_with": "reference"}}
+    layout, node_of = placed([8] * 6, trainers=16, engines=4, tensor_parallel_size=4, models=models)
+    assert [len(of) for of in nodes(layout, node_of, "engines")] == [1, 1, 1, 1]
+    assert sorted(bundles(layout, "engines")) == sorted(bundles(layout, "policy"))
+    assert not {*bundles(layout, "policy")} & {*bundles(layout, "critic"), *bundles(layout, "reference")}
+    assert {*bundles(layout, "reward")} <= {*bundles(layout, "reference")}
+
+
+@pytest.mark.parametrize("placement", ["colocated", "disaggregated"])
+def test_no_engine_crosses_nodes_however_ray_numbers_its_bundles(placement: str) -> None:
+    trainers = 8 if placement == "colocated" else 4
+    layout, node_of = placed([4, 4, 4], trainers=trainers, engines=2, tensor_parallel_size=4, placement=placement)
+    assert [len(of) for of in nodes(layout, node_of, "engines")] == [1, 1]
+
+
+def test_an_engine_that_is_larger_than_any_node_crosses_nodes() -> None:
+    layout, node_of = placed([2, 2], trainers=4, tensor_parallel_size=4)
+    assert [len(of) for of in nodes(layout, node_of, "engines")] == [2]
+
+
+def test_engines_that_fit_on_no_node_are_refused() -> None:
+    with pytest.raises(
+        EnvironmentFault,
+        match=r"resources\.tensor_parallel_size: 3 engines of 2 GPUs each, .* do not fit on nodes with 3, 3 GPUs; change",
+    ):
+        placed([3, 3], trainers=6, engines=3, tensor_parallel_size=2)
+
+
+def test_too_many_models_are_refused_with_the_fields_to_lower() -> None:
+    resources = ResourcesConfig(trainers=4, models={"critic": {"gpus": 4}, "reward": {"gpus": 1}})
+    with pytest.raises(EnvironmentFault, match=r"and 5 of resources\.models, need 9 GPUs, Ray has 8; lower .*models"):
+        Device("cuda", 8).gpus_needed(resources)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "trainers", "engines"),
+    [
+        ({"models": {"critic": {"gpus": 2}}}, 6, 6),
+        ({"models": {"critic": {"gpus": 2}}, "placement": "disaggregated"}, 3, 3),
+        ({"models": {"reward": {"gpus": 2}}, "placement": "disaggregated", "trainers": 4}, 4, 2),
+    ],
+)
+def test_other_gpus_are_for_policy_and_engines(wanted: dict[str, Any], trainers: int, engines: int) -> None:
+    counts = Device("cuda", 8).counts(ResourcesConfig(**wanted))
+    assert (counts.trainers, counts.engines) == (trainers, engines)
+
+
+def test_reward_models_of_their_own_have_an_actor_on_each_gpu() -> None:
+    layout, _ = placed([6], trainers=4, models={"reward": {"gpus": 2}})
+    assert [place.bundles for place in layout.places["reward"]] == [(4,), (5,)]
+    assert layout.places["reward"][0].gpu_share > 0.1, "they take more than those beside a trainer"
+    beside, _ = placed([6], trainers=4, judges=3, models={"critic": {"gpus": 2}, "reward": {"colocate_with": "critic"}})
+    assert [place.bundles for place in beside.places["reward"]] == [(4,), (5,), (4,)]
+
+
+def test_on_a_cpu_models_have_processes_of_their_own() -> None:
+    resources = ResourcesConfig(trainers=2, models={"critic": {"gpus": 1}, "reward": {"gpus": 2}})
+    layout = lay_out(resources, Device("cpu", 4).counts(resources), None)
+    assert {name: len(places) for name, places in layout.places.items()} == {
+        "policy": 2,
+        "critic": 1,
+        "reward": 2,
+        "engines": 2,
+    }
+    over = layout.over_nodes(["a", "b"])
+    assert over.places["policy"] == (Place(node="a"), Place(node="b"))
+
+
+@pytest.mark.parametrize(
+    ("models", "says"),
+    [
+        ({"critic": {"gpus": 2, "colocate_with": "reference"}}, "`gpus` are of its own, and `colocate_with` names"),
+        ({"critic": {"colocate_with": "reference"}}, r"`critic\.colocate_with: reference` needs `reference\.gpus`"),
+        ({"critic": {"colocate_with": "critic"}}, r"`critic\.colocate_with: critic` needs `critic\.gpus`"),
+        ({"reference": {"offload_parameters": True}}, "`offload_parameters` needs `zero_stage: 3`"),
+        ({"critic": {"gpus": 0}}, "greater than or equal to 1"),
+        ({"teacher": {"gpus": 1}}, "teacher"),
+    ],
+)
+def test_places_that_cannot_be_are_refused(models: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        ResourcesConfig(models=models)
+
+
+def test_each_model_has_its_own_stage_and_offloading() -> None:
+    models = {
+        "critic": {"zero_stage": 3, "offload_optimizer": True},
+        "reference": {"zero_stage": 3, "offload_parameters": True},
+    }
+    resources = ResourcesConfig(zero_stage=2, models=models)
+    critic, reference, reward = (resources.of_model(role) for role in ("critic", "reference", "reward"))  # type: ignore[arg-type]
+    assert (critic.zero_stage, critic.offload_optimizer) == (3, True)
+    assert reference.deepspeed["zero_optimization"]["offload_param"] == {"device": "cpu"}
+    assert (reference.zero_stage, resources.zero_stage, reward.zero_stage) == (3, 2, None)
+    assert resources.of_model("policy") == resources
+
+
+@given(
+    sizes=some.lists(some.integers(1, 8), min_size=1, max_size=5),
+    tensor_parallel=some.sampled_from([1, 2, 4]),
+    apart=some.booleans(),
+    others=some.tuples(some.integers(0, 3), some.integers(0, 3), some.integers(0, 2)),
+    trainers=some.integers(1, 6),
+    engines=some.integers(1, 4),
+)
+def test_ranks_of_one_model_never_share_a_gpu(
+    sizes: list[int], tensor_parallel: int, apart: bool, others: tuple[int, int, int], trainers: int, engines: int
+) -> None:
+    models = {
+        role: {"gpus": size} for role, size in zip(("critic", "reference", "reward"), others, strict=True) if size
+    }
+    resources = ResourcesConfig(
+        trainers=trainers,
+        engines=engines,
+        tensor_parallel_size=tensor_parallel,
+        placement="disaggregated" if apart else "colocated",
+        models=models,
+    )
+    counts = Device("cuda", sum(sizes)).counts(resources)
+    if gpus_needed(resources, counts) > sum(sizes):
+        return
+    gpus = gpus_of(sizes)
+    node_of = {gpu.bundle: gpu.node for gpu in gpus}
+    try:
+        layout = lay_out(resources, counts, gpus)
+    except EnvironmentFault:
+        return
+    of_models = [bundles(layout, role) for role in ("policy", "critic", "reference") if role in layout.places]
+    for own in (*of_models, bundles(layout, "engines")):
+        assert len(set(own)) == len(own)
+    every = [bundle for own in of_models for bundle in own]
+    assert len(set(every)) == len(every), "models beside the policy have GPUs of their own"
+    if apart:
+        assert not {*every} & {*bundles(layout, "engines")}
+    if others[2]:
+        assert not {*every, *bundles(layout, "engines")} & {*bundles(layout, "reward")}
+    assert len(bundles(layout, "policy")) == trainers
+    if tensor_parallel <= max(sizes):
+        assert all(len(of) == 1 for of in nodes(layout, node_of, "engines")) or tensor_parallel > max(
+            sum(node_of[b] == n for b in bundles(layout, "engines")) for n in node_of.values()
+        )

@@ -1,0 +1,140 @@
+"""Critic, reference and reward models in processes of their own: the same policy as with all of them beside it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from alignment_core.errors import UserError
+from alignment_core.recipes import ResourcesConfig
+from tests.stages.killing import Killer
+from tests.stages.rl_runs import RESOURCES, Section, rows_of, run_rl, section_of
+
+pytestmark = pytest.mark.slow
+
+STEPS = 3
+LETTERS = """
+def share_of_small_letters(prompt, completion, label):
+    return sum(c.islower() for c in completion) / max(1, len(completion))
+"""
+PPO = {
+    "advantage": {"estimator": "gae", "whiten": "mean-and-deviation"},
+    "critic": {"learning_rate": 1e-3, "freezing_steps": 1, "normalise": True},
+}
+APART = {"critic": {"gpus": 1}, "reference": {"gpus": 1}}
+TOGETHER = {"critic": {"gpus": 1}, "reference": {"colocate_with": "critic"}}
+Placed = Callable[..., tuple[dict[str, Path], Any]]
+
+
+@pytest.fixture
+def section(tmp_path: Path) -> Section:
+    (tmp_path / "letters.py").write_text(LETTERS)
+    return section_of(
+        STEPS,
+        {"verifier": f"{tmp_path / 'letters.py'}:share_of_small_letters"},
+        generation={"max_completion_length": 6, "shard_size": 2},
+        training={"learning_rate": 1e-3, "adam_epsilon": 1e-5, "num_train_epochs": 2},
+    )
+
+
+@pytest.fixture
+def run(machines: Any, tiny_model: Any, tmp_path: Path) -> Placed:
+    """The stage in the folder ``name``, with one rank for the policy and these ``models``."""
+
+    def run(section: Section, name: str, models: Any = None, **more: Any) -> tuple[dict[str, Path], Any]:
+        placed = {"models": models} if models else {}
+        resources = ResourcesConfig(**{**RESOURCES.model_dump(exclude_unset=True), "trainers": 1, **placed})
+        return run_rl(tmp_path / name, tiny_model(), section, machines, resources, warm=machines(1, **placed), **more)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {**PPO, "kl": {"coefficient": 0.1, "place": "loss"}},
+        {**PPO, "kl": {"coefficient": 0.1, "place": "reward", "estimator": "k1", "target": 0.01}},
+        {"kl": {"coefficient": 0.1}, "loss": {"top_entropy_quantile": 0.5}},
+        PPO,
+    ],
+    ids=[
+        "PPO with the KL in its loss",
+        "PPO with the KL in its reward",
+        "GRPO on tokens of high entropy",
+        "without KL",
+    ],
+)
+def test_models_in_processes_of_their_own_train_the_same_policy(
+    algorithm: dict[str, Any], section: Section, run: Placed
+) -> None:
+    section |= algorithm
+    _, beside = run(section, "beside")
+    for name, models in {"apart": APART, "together": TOGETHER}.items():
+        if "critic" not in algorithm:
+            models = {"reference": {"gpus": 1}}
+        _, result = run(section, name, models)
+        assert result.outputs == beside.outputs, name
+
+
+def test_a_run_whose_critic_dies_resumes_and_ends_in_the_same_policy(
+    section: Section, run: Placed, machines: Any
+) -> None:
+    section |= {**PPO, "kl": {"coefficient": 0.1}}
+    _, whole = run(section, "whole", APART)
+    for dies in ("critic", "reference"):
+        killer = Killer(machines(1, models=APART), dies, at=2)
+        _, killed = run(section, dies, APART, reporter=killer)
+        assert killed.cost["restarts"] == 1
+        assert killer.done == [0, 1, 2, 2, 3], "it resumed from the checkpoint after step 2"
+        assert killed.outputs == whole.outputs
+
+
+def test_a_reward_model_in_parts_gives_the_rewards_of_a_whole_one(
+    section: Section, run: Placed, tiny_model: Any, tmp_path: Path
+) -> None:
+    judge = shutil.copytree(tiny_model(), tmp_path / "judge")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        transformers.AutoModelForSequenceClassification.from_pretrained(judge, num_labels=1).save_pretrained(judge)
+    section |= {"steps": 1, "rewards": [{"reward_model": "ours"}]}
+    rewards = []
+    for name, models in {"whole": None, "parts": {"reward": {"gpus": 2, "zero_stage": 3}}}.items():
+        outputs, _ = run(section, name, models, judges={"reward-0": judge})
+        rewards.append([row["reward"] for row in rows_of(outputs)])
+    assert rewards[0] == pytest.approx(rewards[1], abs=1e-5)
+    assert len(set(rewards[0])) > 6
+
+
+def test_a_policy_and_a_critic_of_different_stages_train_the_same(section: Section, run: Placed) -> None:
+    """ZeRO 3 of one rank is the same arithmetic in another order."""
+    section |= {**PPO, "kl": {"coefficient": 0.1}, "steps": 2}
+    _, beside = run(section, "beside")
+    stages = {"critic": {"zero_stage": 3}, "reference": {"zero_stage": 3, "offload_parameters": True}}
+    _, result = run(section, "stages", stages)
+    for name in ("reward", "kl", "critic_loss"):
+        assert result.metrics[name] == pytest.approx(beside.metrics[name], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"training": {"lora": {"r": 4}}}, "with `rl.training.lora` the reference is the policy without its adapters"),
+        (
+            {"kl": {"coefficient": 0.1, "sync_ref_model": {"sync_steps": 2}}},
+            "copies the policy's weights into the refer",
+        ),
+    ],
+)
+def test_a_reference_that_is_bound_to_the_policy_has_no_gpus_of_its_own(
+    changes: dict[str, Any], says: str, section: Section, run: Placed
+) -> None:
+    training = {**section["training"], **changes.pop("training", {})}
+    section |= {"kl": {"coefficient": 0.1}, **changes, "training": training}
+    with pytest.raises(UserError, match=says):
+        run(section, "refused", {"reference": {"gpus": 1}})
