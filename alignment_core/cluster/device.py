@@ -14,11 +14,8 @@ from alignment_core.cluster.layout import ENGINE_GPU, LEARNERS, Counts, Place, g
 from alignment_core.cores import physical_cores
 from alignment_core.errors import EnvironmentFault
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.recipes.sections.resources import ModelPlacements
 
 MIB = 1 << 20
-UNPLACED = ModelPlacements()
-"""Critic, reference and reward models beside the policy."""
 QUIET = {"PYTHONWARNINGS": "ignore::FutureWarning,ignore::DeprecationWarning"}
 """Keeps deprecation warnings of libraries out of the log of a run."""
 _SHORT_SPINS = {"GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "10000")}
@@ -161,6 +158,7 @@ class Device:
         """The settings of placement that affect rounding in a stage, as provenance records them. ``on_machine`` trainers, by
         default all, are on one machine."""
         trainers = self.trainers(resources)
+        models = resources.models.model_dump(exclude_defaults=True)
         return {
             "trainers": trainers,
             "engines": self.engines(resources),
@@ -171,7 +169,7 @@ class Device:
             "zero_stage": zero_stage(resources, trainers),
             "offload_optimizer": resources.offload_optimizer,
             "max_tokens_per_microbatch": resources.token_budget,
-            **({"models": resources.models.model_dump(exclude_defaults=True)} if resources.models != UNPLACED else {}),
+            **({"models": models} if models else {}),
         }
 
     @property

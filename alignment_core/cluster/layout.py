@@ -53,14 +53,14 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ActorLayout:
     """The places of all actors of a run. Names of groups are those of :func:`host_of`, ``engines`` and ``reward``."""
 
     places: Mapping[str, tuple[Place, ...]]
 
-    def over_nodes(self, nodes: Sequence[str]) -> Layout:
+    def over_nodes(self, nodes: Sequence[str]) -> ActorLayout:
         """The same, of actors without GPUs, over nodes of a cluster in turn."""
-        return Layout(
+        return ActorLayout(
             {
                 name: tuple(replace(place, node=nodes[index % len(nodes)]) for index, place in enumerate(places))
                 for name, places in self.places.items()
@@ -98,7 +98,7 @@ def gpus_needed(resources: ResourcesConfig, counts: Counts) -> int:
     return shared + gpus_apart(resources)
 
 
-def lay_out(resources: ResourcesConfig, counts: Counts, gpus: Sequence[Gpu] | None) -> Layout:
+def place_models(resources: ResourcesConfig, counts: Counts, gpus: Sequence[Gpu] | None) -> ActorLayout:
     """Place ranks, engines and reward models on ``gpus``, of which there are :func:`gpus_needed`; None: on a CPU.
 
     The ranks of one model are on neighbouring GPUs, and all GPUs of an engine on one node, unless it is larger than any node.
@@ -107,7 +107,7 @@ def lay_out(resources: ResourcesConfig, counts: Counts, gpus: Sequence[Gpu] | No
     if gpus is None:
         sizes = {"policy": counts.trainers, **dict(_apart(resources)), "engines": counts.engines}
         sizes["reward"] = resources.judges or sizes.get("reward", 1)
-        return Layout({name: (Place(),) * size for name, size in sizes.items()})
+        return ActorLayout({name: (Place(),) * size for name, size in sizes.items()})
     ordered = sorted(gpus)
     size = counts.tensor_parallel_size
     of_apart = gpus_apart(resources)
@@ -132,7 +132,7 @@ def lay_out(resources: ResourcesConfig, counts: Counts, gpus: Sequence[Gpu] | No
     share = ENGINE_GPU if size == 1 else 0.0
     places["engines"] = tuple(Place(tuple(gpu.bundle for gpu in chunk), share) for chunk in engines)
     places["reward"] = _of_reward(resources, own, ordered)
-    return Layout(places)
+    return ActorLayout(places)
 
 
 def _apart(resources: ResourcesConfig) -> list[tuple[str, int]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Device, cpu_model, is_sharded
 from alignment_core.cluster.group import ActorGroup
-from alignment_core.cluster.layout import Layout, LearnerRole, Place, lay_out
+from alignment_core.cluster.layout import ActorLayout, LearnerRole, Place, place_models
 from alignment_core.cluster.nodes import check_nodes
 from alignment_core.inference.engine import Engine, EngineRequest
 from alignment_core.models.saving import architecture_digest, read_json
@@ -84,7 +84,7 @@ class WarmActors:
         """Actors of reward models that have been started."""
         self._connecting = threading.Lock()
         self._device: Device | None = None
-        self._layout: Layout | None = None
+        self._layout: ActorLayout | None = None
 
     def connect(self) -> Any:
         """Connect to Ray, or start it; returns the ``ray`` module.
@@ -149,16 +149,16 @@ class WarmActors:
                 raise
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ActorLayout:
         """The places of all actors."""
         if self._layout is None:
             self._layout = self._laid_out()
         return self._layout
 
-    def _laid_out(self) -> Layout:
+    def _laid_out(self) -> ActorLayout:
         device = self.device
         gpus = None if device.kind == "cpu" else ray_cluster.reserved_gpus(self.ray, self.gpus)
-        layout = lay_out(self.resources, device.counts(self.resources), gpus)
+        layout = place_models(self.resources, device.counts(self.resources), gpus)
         if gpus is not None or ray_cluster.is_private():
             return layout
         return layout.over_nodes(ray_cluster.here_first(self.ray))

@@ -15,7 +15,7 @@ import pytest
 
 from alignment_core.cluster import device as devices
 from alignment_core.cluster.device import Device, recomputed_activations
-from alignment_core.cluster.layout import Gpu, Place, lay_out
+from alignment_core.cluster.layout import Gpu, Place, place_models
 from alignment_core.errors import EnvironmentFault
 from alignment_core.recipes import ResourcesConfig
 
@@ -25,7 +25,7 @@ import json, sys
 from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Device, recomputed_activations
 from alignment_core.cluster.group import ActorGroup
-from alignment_core.cluster.layout import lay_out
+from alignment_core.cluster.layout import place_models
 from alignment_core.recipes import ResourcesConfig
 from tests.cluster.visible import Visible
 
@@ -37,7 +37,7 @@ environments = {}
 for case, wanted in json.loads(sys.argv[2]).items():
     device, resources = Device("cuda", ray_cluster.gpus(ray)), ResourcesConfig(**wanted)
     gpus, groups = ray_cluster.reserve_gpus(ray, device.gpus_needed(resources)), []
-    layout = lay_out(resources, device.counts(resources), ray_cluster.reserved_gpus(ray, gpus))
+    layout = place_models(resources, device.counts(resources), ray_cluster.reserved_gpus(ray, gpus))
     environments[case] = {}
     for role, places in layout.places.items():
         groups.append(ActorGroup(ray, role, places, [{"WHO": f"{role} {n}"} for n in range(len(places))], 60, gpus))
@@ -54,7 +54,7 @@ import json, sys
 from pathlib import Path
 from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Device
-from alignment_core.cluster.layout import lay_out
+from alignment_core.cluster.layout import place_models
 from alignment_core.recipes import ResourcesConfig
 
 ray_cluster.prepare_environment()
@@ -78,7 +78,7 @@ for taken in (0, 1):
     group = ray_cluster.reserve_gpus(ray, device.gpus_needed(resources))
     gpus = ray_cluster.reserved_gpus(ray, group)
     node_of = {gpu.bundle: gpu.node for gpu in gpus}
-    engines = lay_out(resources, device.counts(resources), gpus).places["engines"]
+    engines = place_models(resources, device.counts(resources), gpus).places["engines"]
     results.append([len({node_of[bundle] for bundle in place.bundles}) for place in engines])
     ray.util.remove_placement_group(group)
 print(json.dumps(results))
@@ -145,7 +145,7 @@ def test_the_workers_of_an_engine_over_two_gpus_claim_the_gpus(seen: Seen) -> No
     assert all(not engine["GPUS"] for engine in engines)
     resources = ResourcesConfig(**CASES["two to an engine"])
     device = Device("cuda", 4)
-    second = lay_out(resources, device.counts(resources), [Gpu("node", n) for n in range(4)]).places["engines"][1]
+    second = place_models(resources, device.counts(resources), [Gpu("node", n) for n in range(4)]).places["engines"][1]
     assert device.engine_environment(resources, second)["VLLM_RAY_BUNDLE_INDICES"] == "2,3"
     assert device.engine_options(resources, 16)["distributed_executor_backend"] == "ray"
 

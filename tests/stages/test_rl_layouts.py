@@ -15,14 +15,11 @@ from alignment_core.errors import UserError
 from alignment_core.recipes import ResourcesConfig
 from tests.stages.killing import Killer
 from tests.stages.rl_runs import RESOURCES, Section, rows_of, run_rl, section_of
+from tests.stages.test_rl import LETTERS
 
 pytestmark = pytest.mark.slow
 
 STEPS = 3
-LETTERS = """
-def share_of_small_letters(prompt, completion, label):
-    return sum(c.islower() for c in completion) / max(1, len(completion))
-"""
 PPO = {
     "advantage": {"estimator": "gae", "whiten": "mean-and-deviation"},
     "critic": {"learning_rate": 1e-3, "freezing_steps": 1, "normalise": True},

@@ -103,10 +103,6 @@ class ModelPlacements(Config):
         return self
 
 
-Role = Literal["policy", "critic", "reference", "reward", "engines"]
-"""A model of reinforcement learning, or the engines that sample."""
-
-
 class ResourcesConfig(Config):
     """Placement, memory and deadlines."""
 
@@ -214,10 +210,8 @@ class ResourcesConfig(Config):
     stage_retries: int = Field(2, ge=0)
     """Maximum retries of a stage in a new run host, after the host died or a deadline passed."""
 
-    def of_model(self, role: Role) -> ResourcesConfig:
-        """The resources of one model, with its own ZeRO stage and offloading."""
-        if role in ("policy", "engines"):
-            return self
+    def of_model(self, role: Literal["critic", "reference", "reward"]) -> ResourcesConfig:
+        """The resources of a model beside the policy, with its own ZeRO stage and offloading."""
         place: ModelPlacement = getattr(self.models, role)
         stage = place.zero_stage if place.zero_stage is not None else None if role == "reward" else self.zero_stage
         update: dict[str, Any] = {"zero_stage": stage}
