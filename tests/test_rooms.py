@@ -17,7 +17,7 @@ ORDER = (
     ("alignment.tasks",),
     ("nights",),
     ("methods",),
-    ("init",),
+    ("init", "capacity"),
     ("reporting", "checks", "doctor"),
     ("attestation",),
     ("lineage",),

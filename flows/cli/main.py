@@ -30,6 +30,7 @@ from alignment.flows.cli import labels as cli_labels
 from alignment.flows.cli import lineage as cli_lineage
 from alignment.flows.cli import migrate as cli_migrate
 from alignment.flows.cli import nights as cli_nights
+from alignment.flows.cli import plan as cli_plan
 from alignment.flows.cli import report as cli_report
 from alignment.flows.cli import reproduce as cli_reproduce
 from alignment.flows.cli import resume as cli_resume
@@ -72,7 +73,7 @@ def options(
 
 
 PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
-    "Start": (cli_doctor.doctor, cli_init.init, cli_migrate.migrate, cli_fields.fields, cli_check.check),
+    "Start": (cli_doctor.doctor, cli_init.init, cli_migrate.migrate, cli_fields.fields, cli_check.check, cli_plan.plan),
     "Run": (cli_run.run, cli_resume.resume, cli_reproduce.reproduce),
     "Look": (
         cli_services.status,

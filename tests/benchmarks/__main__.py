@@ -30,6 +30,7 @@ ON_REQUEST = (
     "recipes",
     "real",
     "ui",
+    "capacity",
 )
 """Parts that take long: `python -m tests.benchmarks soak`."""
 TAKES_ARGUMENTS = {"real", "recipes"}

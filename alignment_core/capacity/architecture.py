@@ -1,0 +1,63 @@
+"""The numbers of a model that decide its cost, from its ``config.json``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from alignment_core.checks.memory_needs import parameters
+from alignment_core.errors import UserError
+from alignment_core.inference.kv_cache import bytes_per_token
+
+EXPERTS_USED = ("num_experts_per_tok", "moe_top_k")
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A language model. Counts are of parameters, without biases and norms."""
+
+    parameters: int
+    active: int
+    """Those that each token is multiplied with: of a mixture of experts, those of the experts that it is sent to."""
+    embedding: int
+    """Those of the input embedding, which is read and not multiplied."""
+    layers: int
+    hidden: int
+    vocabulary: int
+    cache: int
+    """Bytes of a token in the key-value cache in bf16, on one GPU."""
+    shape: dict[str, Any]
+
+    @classmethod
+    def of(cls, shape: dict[str, Any]) -> Architecture:
+        """From the fields of ``config.json``. Raises UserError if they do not have the usual names."""
+        inner = shape.get("text_config") or shape
+        count = parameters(shape)
+        cache = bytes_per_token(shape, 2)
+        if not count or cache is None:
+            raise UserError(
+                "--config: the model's config.json does not describe a decoder whose size is known here (hidden_size, "
+                "num_hidden_layers, num_attention_heads, intermediate_size)"
+            )
+        experts = next((inner[name] for name in EXPERTS if inner.get(name)), 1)
+        used = next((inner[name] for name in EXPERTS_USED if inner.get(name)), 1) if experts > 1 else 1
+        hidden, vocabulary = inner["hidden_size"], inner.get("vocab_size") or 0
+        width = (inner.get("moe_intermediate_size") if experts > 1 else None) or inner["intermediate_size"]
+        idle = 3 * hidden * width * (experts - used) * inner["num_hidden_layers"]
+        tied = bool(inner.get("tie_word_embeddings"))
+        return cls(
+            parameters=count,
+            active=count - idle,
+            embedding=0 if tied else vocabulary * hidden,
+            layers=inner["num_hidden_layers"],
+            hidden=hidden,
+            vocabulary=vocabulary,
+            cache=cache,
+            shape=shape,
+        )
+
+    def forward_flops(self, tokens: float, context: float) -> float:
+        """Operations of a forward pass over so many tokens, each of which attends to ``context`` others on average: 2 for each
+        multiplied parameter, and 4 · hidden size · context in each layer (Kaplan et al. 2020, table 1)."""
+        return tokens * (2 * (self.active - self.embedding) + 4 * self.layers * self.hidden * context)

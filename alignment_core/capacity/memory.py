@@ -1,0 +1,143 @@
+"""Bytes on one GPU for each model of a stage, by term.
+
+Training has 2 bytes of bf16 weights for each parameter, 4 of its gradient, which accumulates in fp32, 4 of its master weight
+and 8 of Adam's moments (:func:`alignment_core.training.engine.make_engine`); in fp32, 4 of weights, 4 of the gradient and 8 of
+moments, and with ZeRO 4 of a copy of the weights that is stepped. ZeRO 1 splits masters and moments between the ranks, ZeRO 2
+also gradients, ZeRO 3 also weights (Rajbhandari et al. 2020, section 5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from alignment_core.capacity.architecture import Architecture
+from alignment_core.capacity.hardware import Hardware
+from alignment_core.init.memory import ADAPTERS, IN_4_BITS, OF_LOGITS, PLACES, RECOMPUTED, STORED, SUMMED, USABLE
+from alignment_core.recipes.sections.training import TrainingConfig
+
+GRADIENT, MASTER = 4, 4
+MOMENTS = {"adamw": 8.0, "adamw_8bit": 2.0, "paged_adamw_8bit": 2.0, "muon": 4.0, "adafactor": 0.0}
+"""Bytes of a parameter's moments, by optimiser."""
+BUCKET = 500_000_000
+"""Most gradients that are reduced at a time: ``training.engine.LARGEST_BUCKET``; an eighth of a smaller model's."""
+LIVE = 1_000_000_000
+"""Most parameters that ZeRO 3 keeps gathered: DeepSpeed's ``stage3_max_live_parameters``."""
+ENGINE_RESERVE = 2 * 2**30
+"""Bytes of an engine's activations and CUDA graphs, beside weights and cache."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """Bytes of a model on one GPU."""
+
+    name: str
+    ranks: int
+    terms: dict[str, float]
+    """Bytes by term: weights, gradients, optimiser, buffers, activations, logits, cache."""
+    host: float = 0.0
+    """Bytes in the CPU memory of its machine for each rank."""
+
+    @property
+    def resident(self) -> float:
+        """Bytes that stay on the GPU between passes."""
+        return sum(size for term, size in self.terms.items() if term not in PASSING)
+
+    @property
+    def passing(self) -> float:
+        """Further bytes during a pass."""
+        return sum(self.terms.get(term, 0.0) for term in PASSING)
+
+
+PASSING = ("activations", "logits", "gathered")
+"""Terms that exist during a pass only."""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The moment at which a GPU of a group holds most."""
+
+    where: str
+    """Names of the models on it."""
+    moment: str
+    size: float
+    capacity: float
+    parts: dict[str, float] = field(default_factory=dict)
+    """Bytes by model."""
+
+    @property
+    def fits(self) -> bool:
+        return self.size <= self.capacity
+
+
+def usable(hardware: Hardware) -> float:
+    """Bytes of a GPU that are counted on; CUDA, NCCL and fragmentation take the rest."""
+    return USABLE * hardware.memory
+
+
+def trained(
+    name: str,
+    model: Architecture,
+    training: TrainingConfig,
+    ranks: int,
+    stage: int,
+    offload: bool,
+    recompute: bool,
+    tokens: int,
+) -> Role:
+    """A model that is trained by ``ranks`` at this ZeRO ``stage`` in micro-batches of so many ``tokens``."""
+    size = 2 if training.bf16 else 4
+    lora = training.lora
+    count = model.parameters * ADAPTERS if lora else float(model.parameters)
+    frozen = model.parameters * (_bits(lora.base_bits, size)) if lora else 0.0
+    split = [1 / ranks if stage >= least else 1.0 for least in (1, 2, 3)]
+    master = MASTER if training.bf16 or stage else 0
+    optimiser = count * (master + MOMENTS[training.optimizer]) * split[0]
+    gradients = count * GRADIENT * split[1]
+    bucket = min(BUCKET, count / 8) * GRADIENT if stage else 0.0
+    terms = {
+        "weights": (count * size + frozen) * split[2],
+        "gradients": 0.0 if offload else gradients,
+        "optimiser": 0.0 if offload else optimiser,
+        "buffers": bucket,
+        **_passing(model, tokens, recompute, size, ranks, stage, summed=lora is None and training.bf16),
+    }
+    return Role(name, ranks, terms, host=optimiser + gradients if offload else 0.0)
+
+
+def frozen(name: str, model: Architecture, ranks: int, is_split: bool, offload: bool, tokens: int) -> Role:
+    """A model that is not trained, in bf16: a reference, a reward model, a teacher. ``is_split``: between its ranks."""
+    weights = 2.0 * model.parameters / (ranks if is_split else 1)
+    logits = model.vocabulary * PLACES * OF_LOGITS / 2
+    passing = {"activations": float(tokens * model.hidden * STORED), "logits": logits}
+    if is_split:
+        passing["gathered"] = 2.0 * min(LIVE, model.parameters)
+    return Role(name, ranks, {"weights": 0.0 if offload else weights, **passing}, host=weights if offload else 0.0)
+
+
+def engine(model: Architecture, hardware: Hardware, tensor_parallel: int, utilization: float, ranks: int) -> Role:
+    """An engine on each of its GPUs: vLLM takes the fraction ``utilization`` of the memory, weights and cache together."""
+    weights = 2.0 * model.parameters / tensor_parallel
+    return Role(
+        "engines",
+        ranks,
+        {
+            "weights": weights,
+            "reserve": ENGINE_RESERVE,
+            "cache": utilization * hardware.memory - weights - ENGINE_RESERVE,
+        },
+    )
+
+
+def _passing(
+    model: Architecture, tokens: int, recompute: bool, size: int, ranks: int, stage: int, summed: bool
+) -> dict[str, float]:
+    of_layers = RECOMPUTED * model.layers + STORED if recompute else STORED * model.layers
+    logits = model.vocabulary * (PLACES * OF_LOGITS + (SUMMED * 2 if summed else 0))
+    passing = {"activations": tokens * model.hidden * of_layers * size / 2, "logits": float(logits)}
+    if stage == 3 and ranks > 1:
+        passing["gathered"] = float(size) * min(LIVE, model.parameters)
+    return passing
+
+
+def _bits(bits: int | None, size: int) -> float:
+    return {4: IN_4_BITS, 8: 1.1}.get(bits or 0, float(size))

@@ -1,0 +1,55 @@
+"""The model of the cost against runs: coefficients of a small model's run predict that of a larger one on the same machine.
+
+    python -m tests.benchmarks capacity
+
+Prints predicted by measured seconds for each stage of the larger model; `align plan` is meant to be within 25 %.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from alignment_core.artifacts import Reference, open_store
+from alignment_core.artifacts.provenance import Provenance
+from alignment_core.capacity.measured import CPU, coefficients_of, measured_by
+from tests.learning.__main__ import align
+
+SMALL = {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 6}
+LARGE = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, "num_attention_heads": 8}
+SHORT = ("sft.training.max_steps=40", "reward_model.training.max_steps=40", "iterative_dpo.rounds=1")
+
+
+def run(home: Path, shape: dict[str, int], seed: int) -> list[Provenance]:
+    """The records of the stages of a short quickstart with a model of this shape."""
+    before = {record.key for record in _records(home)}
+    scratch = [f"model.scratch.{name}={value}" for name, value in shape.items()]
+    align(home, "quickstart", [*scratch, *SHORT, f"seed={seed}"])
+    return [record for record in _records(home) if record.key not in before]
+
+
+def _records(home: Path) -> list[Provenance]:
+    return list(open_store(str(home / "store")).records.all()) if (home / "store").is_dir() else []
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        home = Path(folder)
+        small, large = run(home, SMALL, 1), run(home, LARGE, 2)
+        store = open_store(str(home / "store"))
+
+        def shape_of(reference: Reference) -> dict[str, Any]:
+            return dict(json.loads((store.fetch(reference) / "config.json").read_text()))
+
+        known = coefficients_of(small, CPU, shape_of)
+        for record in large:
+            for name, value in measured_by(record, CPU, shape_of):
+                # Seconds at full rates cancel: predicted / measured = (full / known) / (full / value).
+                ratio = round(value / getattr(known, name), 3)
+                print(json.dumps({"stage": record.label, "coefficient": name, "predicted_by_measured": ratio}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""The nearest placement that fits, and what a recipe's sections are read as."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignment_core.capacity.architecture import Architecture
+from alignment_core.capacity.estimate import Cluster
+from alignment_core.capacity.hardware import hardware_of
+from alignment_core.capacity.report import capacity
+from alignment_core.capacity.workload import Lengths, Reinforcement, Sampling, Training, work_of
+from alignment_core.errors import UserError
+from alignment_core.recipes import load_recipe
+from tests.capacity.shapes import QWEN_2_5_7B, llama, ppo, recipe_of
+
+
+def test_what_fits_is_left_alone(tmp_path: Path) -> None:
+    recipe = recipe_of(tmp_path, ppo({"zero_stage": 3, "offload_optimizer": True}))
+    result = capacity(work_of(recipe, Lengths()), recipe.resources, _cluster(8), price=2.0)
+    assert result.problems == []
+    assert result.alternative is None
+    assert result.gpu_hours == pytest.approx(8 * 10 * result.estimates[0].step / 3600)
+    assert result.as_object()["money"] == pytest.approx(2.0 * 8 * 10 * result.estimates[0].step / 3600)
+
+
+def test_the_nearest_placement_of_7b_splits_more(tmp_path: Path) -> None:
+    recipe = recipe_of(tmp_path, ppo({}))
+    result = capacity(work_of(recipe, Lengths()), recipe.resources, _cluster(8))
+    assert "rl: a GPU of the policy needs" in result.problems[0]
+    assert result.alternative is not None
+    assert result.alternative.changes == {"zero_stage": 3, "offload_optimizer": True}
+    again = capacity(work_of(recipe, Lengths()), result.alternative.resources, _cluster(8))
+    assert again.problems == []
+
+
+def test_an_engine_of_70b_needs_several_gpus(tmp_path: Path) -> None:
+    content = ppo({"zero_stage": 3, "offload_optimizer": True, "models": {"reward": {"gpus": 8, "zero_stage": 3}}})
+    recipe = recipe_of(tmp_path, content)
+    cluster = Cluster(hardware_of("h100"), 64, llama("70B"))
+    result = capacity(work_of(recipe, Lengths()), recipe.resources, cluster)
+    assert "an engine needs" in result.problems[0]
+    assert result.alternative is not None
+    assert result.alternative.changes["tensor_parallel_size"] in (4, 8)
+
+
+def test_more_gpus_than_there_are_is_a_problem(tmp_path: Path) -> None:
+    recipe = recipe_of(tmp_path, ppo({"models": {"critic": {"gpus": 8}, "reference": {"gpus": 8}}}))
+    [problem] = capacity(work_of(recipe, Lengths()), recipe.resources, _cluster(8)).problems
+    assert "need 17 GPUs, there are 8" in problem
+
+
+def test_asynchronous_sampling_costs_the_longer_of_the_two(tmp_path: Path) -> None:
+    content: dict[str, Any] = ppo({"placement": "disaggregated", "zero_stage": 3, "offload_optimizer": True})
+    together = recipe_of(tmp_path, content)
+    apart = recipe_of(tmp_path, {**content, "rl": {**content["rl"], "execution": {"max_staleness": 1}}})
+    steps = [
+        capacity(work_of(recipe, Lengths()), recipe.resources, _cluster(16)).estimates[0]
+        for recipe in (together, apart)
+    ]
+    parts = steps[0].seconds
+    beside = parts["sample"] + parts["reward"]
+    rest = parts["logps"] + parts["train"] + parts["optimiser"]
+    assert steps[1].step == pytest.approx(max(beside, rest) + parts["transfer"])
+
+
+RECIPES = Path(__file__).parents[2] / "deployments" / "recipes"
+
+
+@pytest.mark.parametrize(
+    "file", [*RECIPES.glob("gpu/*.yaml"), *RECIPES.glob("node/*.yaml")], ids=lambda file: file.stem
+)
+def test_every_recipe_for_gpus_has_work(file: Path) -> None:
+    works = work_of(load_recipe(file), Lengths(rows=10_000))
+    assert works
+    for work in works:
+        assert isinstance(work, Training | Sampling | Reinforcement)
+        if isinstance(work, Training):
+            assert work.steps
+
+
+def test_a_model_without_the_usual_fields_is_refused() -> None:
+    with pytest.raises(UserError, match=r"--config: the model's config\.json does not describe a decoder"):
+        Architecture.of({"model_type": "mamba", "d_model": 1024})
+
+
+def test_an_unknown_gpu_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(UserError, match="--kind v100: no such GPU is known here; use one of a100, "):
+        hardware_of("v100")
+
+
+def _cluster(gpus: int) -> Cluster:
+    return Cluster(hardware_of("h100"), gpus, Architecture.of(QWEN_2_5_7B))
