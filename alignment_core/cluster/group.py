@@ -93,10 +93,12 @@ class ActorGroup(Generic[T]):
         pairs = zip(self.actors, arguments, strict=True)
         self._wait([actor.run.remote(function, (), of_actor) for actor, of_actor in pairs], function.__name__)
 
-    def run_on(self, rank: int, function: Callable[P, R], /, *arguments: P.args, **named: P.kwargs) -> R:
-        """Call a function in one actor's process."""
-        result: R = self._wait([self.actors[rank].run.remote(function, arguments, named)], function.__name__)[0]
-        return result
+    def run_on(
+        self, ranks: Sequence[int], function: Callable[P, R], /, *arguments: P.args, **named: P.kwargs
+    ) -> list[R]:
+        """Call a function in the processes of these actors at once; results in the order of ``ranks``."""
+        requests = [self.actors[rank].run.remote(function, arguments, named) for rank in ranks]
+        return self._wait(requests, function.__name__)
 
     def rendezvous(self, directory: Path) -> str:
         """The rendezvous of the actors: a file if all are on this node (no open port), otherwise rank 0's address. Waits for

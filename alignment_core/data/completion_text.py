@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from alignment_core.data.turn_end import TurnEnd
 
@@ -17,22 +19,24 @@ class CompletionText:
         self._tokenizer = tokenizer
         self._turn_end = turn_end
         self._skip = skip_special_tokens
-        self._ends = {tokenizer.eos_token_id, *(turn_end.stop_ids if turn_end else tokenizer.added_tokens_decoder)}
+        ends = {tokenizer.eos_token_id, *(turn_end.stop_ids if turn_end else tokenizer.added_tokens_decoder)}
+        self._ends = np.array([end for end in ends if end is not None], np.int64)
 
-    def __call__(self, ids: Sequence[int], finish_reason: str, mask: Sequence[bool] | None = None) -> str:
+    def __call__(
+        self, ids: Sequence[int] | np.ndarray, finish_reason: str, mask: Sequence[bool] | np.ndarray | None = None
+    ) -> str:
         """The turns one after the other; ``mask`` [T] says which of the ``ids`` [T] the policy sampled, all by default.
 
         ``finish_reason`` is that of the last turn: "length" if it was truncated.
         """
-        own = [number for number, sampled in enumerate(mask) if sampled] if mask is not None else [*range(len(ids))]
-        if not own:  # an episode that failed before the policy's first turn
+        ids_T = np.asarray(ids, np.int64)
+        places = np.arange(len(ids_T)) if mask is None else np.flatnonzero(mask)
+        if not len(places):  # an episode that failed before the policy's first turn
             return ""
-        last_of_turns = {
-            place for place, following in zip(own, [*own[1:], len(ids)], strict=True) if following > place + 1
-        }
-        if finish_reason != "length":
-            last_of_turns.add(own[-1])
-        kept = [int(ids[place]) for place in own if place not in last_of_turns or int(ids[place]) not in self._ends]
+        ends_turn = np.append(places[1:], len(ids_T)) > places + 1
+        ends_turn[-1] |= finish_reason != "length"
+        own = ids_T[places]
+        kept = own[~(ends_turn & np.isin(own, self._ends))].tolist()
         text = str(self._tokenizer.decode(kept, skip_special_tokens=self._skip))
         if self._turn_end:
             text = text.removeprefix(self._turn_end.space_before)

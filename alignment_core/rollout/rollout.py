@@ -77,7 +77,7 @@ class Rollout:
             finish_reason=episode.finish_reason,
             tokens_left=episode.tokens_left,
             prompt_text=prompt["prompt"],
-            completion_text=text(episode.ids.tolist(), episode.finish_reason, episode.mask.tolist()),
+            completion_text=text(episode.ids, episode.finish_reason, episode.mask),
             label=prompt["label"],
             task=prompt["task"],
             messages=prompt.get("messages"),

@@ -1,8 +1,8 @@
 """Checkpoints that resume on any number of ranks and any ZeRO stage: whole weights and optimiser states, in safetensors.
 
-DeepSpeed's own checkpoints are pickles, one file per rank. For these, rank 0 gathers and writes each trained parameter's fp32
-weights and optimiser state. On the same number of ranks a resumed run ends in the same bytes; on another it differs by
-rounding.
+DeepSpeed's own checkpoints are pickles, one file per rank. For these, ranks gather each trained parameter's fp32 weights and
+optimiser state, and write them side by side, each another part of them. On the same number of ranks a resumed run ends in the
+same bytes; on another it differs by rounding.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ class Portable:
         self._own = {} if zero_stage else whole_tensors(engine)
 
     def save(self, folder: Path, average: WeightAverage | None = None, optimizer: bool = True) -> None:
-        """Write files below ``folder``, which exists: weights, optimiser, and the moving average of the weights."""
+        """Write files below ``folder``: weights, optimiser, and the moving average of the weights. Without the optimiser they
+        are an artifact, whose bytes do not depend on the number of ranks: rank 0 writes all of them."""
         numbers = self._numbers() if optimizer else {}
-        files = _Files(folder if self.rank == 0 else None)
+        files = _Files(folder, self.rank, torch.distributed.get_world_size() if optimizer else 1)
         for key, number in numbers.items():
             files.add(f"{_NUMBERS}.{key}", number)
         for name, parameter in self._trained():
@@ -82,7 +83,7 @@ class Portable:
         in the merged model: their master weights rounded to its type. Empty on ranks other than 0.
         """
         model = self.engine.module
-        files = _Files(folder if self.rank == 0 else None)
+        files = _Files(folder, self.rank, writers=1)
         of_start = None if start is None else _files_by_tensor(start)
         rounded = {}
         for name, parameter in model.named_parameters():
@@ -229,15 +230,20 @@ _NONE = torch.empty(0)
 
 
 class _Files:
-    """Writes tensors to files of about a gigabyte in a folder; None: nowhere."""
+    """Writes tensors to files of about a gigabyte in a folder; None: nowhere. Of so many ``writers``, the one with the fewest
+    bytes so far writes a tensor; they are the first ranks."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None, rank: int, writers: int) -> None:
+        self._folder = folder if rank < writers else None
+        self._rank = rank
+        self._bytes = [0] * writers
         self._tensors: dict[str, Tensor] = {}
         self._count = 0
 
     def add(self, name: str, tensor: Tensor) -> None:
-        if self._folder:
+        writer = self._bytes.index(min(self._bytes))
+        self._bytes[writer] += tensor.nbytes
+        if self._folder and writer == self._rank:
             self._tensors[name] = tensor.detach().cpu().contiguous().clone()
             if sum(tensor.nbytes for tensor in self._tensors.values()) > _FILE_BYTES:
                 self._write(self._folder)
@@ -248,7 +254,8 @@ class _Files:
             self._write(self._folder)
 
     def _write(self, folder: Path) -> None:
-        save_file(self._tensors, folder / FILE.format(self._count))
+        folder.mkdir(parents=True, exist_ok=True)  # on another machine
+        save_file(self._tensors, folder / FILE.format(self._count * len(self._bytes) + self._rank))
         self._tensors = {}
         self._count += 1
 

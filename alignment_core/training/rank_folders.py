@@ -19,9 +19,7 @@ def bring(ranks: ActorGroup[Any], folder: Path) -> None:
     """Copy a folder of this machine to those of all ranks. Artifacts are fetched there by themselves."""
     if not ranks.elsewhere or is_artifact(folder):
         return
-    entries = portable_paths.share(folder)
-    for rank in ranks.elsewhere:
-        ranks.run_on(rank, portable_paths.receive, folder, entries, home_id())
+    ranks.run_on(ranks.elsewhere, portable_paths.receive, folder, portable_paths.share(folder), home_id())
 
 
 def write(
@@ -33,12 +31,10 @@ def write(
     **named: P.kwargs,
 ) -> list[R]:
     """Call the method, which writes into these folders, on every rank; files of ranks on other machines are copied here."""
-    for rank in ranks.elsewhere:
-        for folder in folders:
-            ranks.run_on(rank, portable_paths.clear, folder, home_id())
+    for folder in folders:
+        ranks.run_on(ranks.elsewhere, portable_paths.clear, folder, home_id())
     results = ranks.all(method, *arguments, **named)
-    for rank in ranks.elsewhere:
-        for folder in folders:
-            sent = ranks.run_on(rank, portable_paths.send, folder, home_id())
+    for folder in folders:
+        for sent in ranks.run_on(ranks.elsewhere, portable_paths.send, folder, home_id()):
             portable_paths.receive(folder, sent or ())
     return results

@@ -55,7 +55,7 @@ from alignment_core.cluster.device import Place
 from alignment_core.cluster.group import ActorGroup
 ray = ray_cluster.connect(Path(os.environ["FOLDER"]))
 group = ActorGroup(ray, "trainers", [Place()], [{"OURS": "set"}], 60)
-group.run_on(0, os.getcwd)
+group.run_on([0], os.getcwd)
 children = psutil.Process().children(recursive=True)
 lines = [" ".join(child.cmdline()) for child in children]
 ray.shutdown()

@@ -53,18 +53,17 @@ def train(schedule: SaveSchedule, clock: Clock, save_seconds: float, hours: floa
 
 @pytest.mark.parametrize(
     ("save_seconds", "pause"),
-    [(0.1, 60.0), (3.0, 60.0), (10.0, 190.0), (45.0, 855.0), (48.0, 900.0), (600.0, 900.0)],
+    [(0.1, 60.0), (3.0, 60.0), (10.0, 200.0), (45.0, 900.0), (600.0, 12000.0)],
 )
-def test_saves_take_five_percent_of_the_time_and_come_every_15_minutes_at_the_latest(
+def test_saves_take_less_than_five_percent_of_the_time(
     save_seconds: float, pause: float, clock: Clock, tmp_path: Path
 ) -> None:
-    """A save of 10 s after 190 s is 5 % of 200 s; one of 45 s after 855 s is 5 % of 15 minutes."""
+    """A save of 10 s after 200 s is 4.8 % of 210 s."""
     assert pause_after(save_seconds) == pytest.approx(pause)
     schedule = SaveSchedule(context(tmp_path, []))
     saves, longest = train(schedule, clock, save_seconds, hours=10)
     assert longest == pytest.approx(pause, abs=1.5)
-    if save_seconds <= 45:
-        assert saves * save_seconds / 36_000 <= 0.05
+    assert saves * save_seconds / 36_000 <= 0.05
 
 
 def test_a_given_interval_holds_however_long_saving_takes(clock: Clock, tmp_path: Path) -> None:
@@ -79,7 +78,7 @@ def test_a_resumed_stage_knows_how_long_saving_takes(clock: Clock, tmp_path: Pat
     assert first.cost["save_seconds"] == 30.0
     again = SaveSchedule(context(tmp_path, told))
     assert told == [("save", 30.0), ("save", 30.0)]
-    clock.now += 569.0
+    clock.now += 599.0
     assert not again.is_due
     clock.now += 2.0
     assert again.is_due

@@ -71,6 +71,18 @@ def test_other_ranks_and_stages_resume_to_the_same_weights_up_to_rounding(
     assert greatest_difference(results["whole"], results["resumed"]) < 1e-3 * moved
 
 
+@pytest.mark.parametrize("zero_stage", [0, 2, 3])
+def test_ranks_write_about_as_much_each(zero_stage: int, make_job: Any, machines: Any, tmp_path: Path) -> None:
+    with machines(2).trainers() as group:
+        ranks = open_job(group, machines(2), make_job(Sft()), tmp_path / "progress", zero_stage=zero_stage, **STORED)
+        train(ranks, 1)
+        save_progress([ranks], tmp_path / "progress")
+    first, second = sorted((tmp_path / "progress").rglob("portable-*.safetensors"))
+    assert {*load_file(first)}.isdisjoint(load_file(second))
+    largest = max(tensor.nbytes for tensor in load_file(first).values())
+    assert abs(first.stat().st_size - second.stat().st_size) <= 2 * largest
+
+
 @pytest.mark.parametrize("name", ["muon", "adafactor"])
 def test_every_optimiser_resumes_to_the_same_bytes(name: str, make_job: Any, machines: Any, tmp_path: Path) -> None:
     job = make_job(Sft(), optimizer=name)

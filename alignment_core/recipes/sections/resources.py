@@ -181,9 +181,9 @@ class ResourcesConfig(Config):
     """Further arguments of `vllm.LLM` for all engines and for served judges, such as `{max_num_batched_tokens: 8192}`. vLLM
     checks them; they are part of the keys of stages that sample. `env:NAME` stands for the value of an environment variable."""
     progress_seconds: float | None = Field(None, gt=0)
-    """Seconds between saves of a training stage's progress. Default: 19 times what the last save took, so that saving takes
-    5 % of the time; at least 60, because shorter intervals save little work, and at most 900, because more than 15 minutes of
-    work are too much to lose. (TRL 1.16 and OpenRLHF 0.11 save every so many steps, however long that takes.)"""
+    """Seconds between saves of a training stage's progress. Default: 20 times what the last save took, so that saving takes
+    less than 5 % of the time; at least 60, because shorter intervals save little work. (TRL 1.16 and OpenRLHF 0.11 save every
+    so many steps, however long that takes.)"""
     progress: Literal["local", "store"] = "local"
     """Location of in-stage checkpoints: only this machine, or also the store (whole weights in safetensors). From the
     store, a run resumes on another machine, with any number of trainers and any ZeRO stage."""
