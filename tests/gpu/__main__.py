@@ -18,9 +18,9 @@ import tempfile
 import time
 from argparse import SUPPRESS, ArgumentParser
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from tests.gpu.report import FAILED, NOT_RUN, PASSED, CannotRun, Result, as_json, failed, text
+from tests.gpu.report import FAILED, NOT_RUN, PASSED, CannotRun, Result, State, as_json, failed, text
 
 PARTS = {
     "machine": "machine:run",
@@ -99,7 +99,7 @@ def _end_session(process: subprocess.Popen[bytes]) -> None:
 def _work(part: str, kind: str) -> dict[str, Any]:
     """The result of a part in this process, without its seconds."""
     module, _, function = PARTS[part].partition(":")
-    state: Literal["passed", "failed", "could not run"]
+    state: State
     try:
         figures = getattr(importlib.import_module(f"tests.gpu.{module}"), function)(kind)
         state, reason = PASSED, ""

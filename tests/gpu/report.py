@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-PASSED, FAILED, NOT_RUN = "passed", "failed", "could not run"
+State = Literal["passed", "failed", "could not run"]
+PASSED: State = "passed"
+FAILED: State = "failed"
+NOT_RUN: State = "could not run"
 
 
 class CannotRun(Exception):
@@ -18,7 +21,7 @@ class Result:
     """The result of one part."""
 
     part: str
-    state: Literal["passed", "failed", "could not run"]
+    state: State
     seconds: float = 0.0
     reason: str = ""
     """Why it failed or could not run."""
