@@ -22,6 +22,8 @@ from alignment_core.training.step_report import StepReport
 from tests.gpu.size import grouped_rows, size_on, stored_model, the_device
 
 STEPS, RATE = 12, 1e-3
+MOST = {"cpu": 0.0, "cuda": 5e-3}
+"""Greatest difference of the second loss after a resume; on a GPU sums of gradients are in any order."""
 LAYOUTS: dict[str, dict[str, Any]] = {
     "ZeRO 0": {"zero_stage": 0},
     "ZeRO 2, offloaded": {"zero_stage": 2, "offload_optimizer": True, "progress": "store"},
@@ -45,7 +47,7 @@ def run(kind: str) -> dict[str, Any]:
                 f"{name}: the first loss is {first:.4f}, that of transformers {expected:.4f}"
             )
             assert last < 0.9 * first, f"{name}: {STEPS} steps lower the loss from {first:.4f} to {last:.4f} alone"
-            assert abs(resumed - again) < 1e-3, (
+            assert abs(resumed - again) <= MOST[kind], (
                 f"{name}: after a resume the loss is {again:.5f} instead of {resumed:.5f}"
             )
     return figures
