@@ -40,7 +40,10 @@ def _of_others() -> str:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return ""
-    free, total = torch.cuda.mem_get_info()
+    try:
+        free, total = torch.cuda.mem_get_info()
+    except RuntimeError:  # after some errors CUDA does not even answer that
+        return ""
     own = torch.cuda.memory_reserved()
     others = total - free - own
     if others <= own:
