@@ -1,4 +1,5 @@
-# make demo · make up · make test · make test-long · make ui-test · make real · make campaigns · make peers · make lint · make bench · make wheel
+# make demo · make up · make test · make test-long · make ui-test · make real · make gpu · make campaigns · make peers · make lint · make bench
+# make wheel
 PYTHON ?= python3.11
 # On another Python, also TORCH=torch==2.13.0+cpu: digests of torch's CPU build are known for 3.11.
 TORCH ?= --require-hashes -r requirements/torch-cpu.txt
@@ -11,7 +12,7 @@ ENVIRONMENTS := tests/data/test_data_reasoning_gym.py tests/environments/test_ve
 	tests/stages/test_rl_libraries.py tests/environments/test_rewards_of_environments.py tests/stages/test_lm_eval.py
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo up down test test-long ui-test real campaigns peers lint bench wheel lock clean
+.PHONY: demo up down test test-long ui-test real gpu campaigns peers lint bench wheel lock clean
 
 demo: $(VENV)/.run
 	$(BIN)/align run quickstart
@@ -37,6 +38,10 @@ ui-test: $(BROWSER)
 # A pretrained model on real rows (REAL_DATA), by every method; resumes and is cached, SEEDS=3 adds two seeds.
 real: $(VENV)/.test
 	$(BIN)/python -m tests.real $(REAL)
+
+# One GPU, with what is installed: in $(VENV) if there is one, otherwise in $(PYTHON). GPU="--only attention head" for some parts.
+gpu:
+	PYTHONPATH=$(CURDIR) $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tests.gpu $(GPU)
 
 campaigns: $(VENV)/.test
 	$(BIN)/python -m tests.campaigns
@@ -94,6 +99,8 @@ $(PEERS)/.run: requirements/peers.txt requirements/peers-older.txt requirements/
 		-r requirements/peers-older.txt  # the last release that had losses of KTO, distillation and process reward models
 	touch $@
 
+# torch of the package index is its CUDA build for Linux, so that here it is locked beside the rest, and for x86_64 alone.
+FOR_CUDA := --python-platform x86_64-manylinux_2_28 --override requirements/overrides-cuda.txt
 COMPILE := uv pip compile --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header
 LOCK := $(COMPILE) pyproject.toml --override requirements/overrides.txt --no-emit-package torch
 
@@ -104,6 +111,8 @@ lock:
 	$(LOCK) --extra cpu --extra tracking --extra test --extra environments -o requirements/.all
 	grep -vxF -f requirements/test.txt requirements/.all > requirements/environments.txt
 	rm requirements/.all
+	cp requirements/cpu.txt requirements/cuda.txt  # the same versions of all that both need
+	$(COMPILE) pyproject.toml $(FOR_CUDA) --extra cuda --extra tracking -o requirements/cuda.txt
 	$(COMPILE) requirements/servers.in -o requirements/servers.txt
 
 clean:

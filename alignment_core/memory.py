@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from alignment_core.errors import OutOfMemory
+from alignment_core.machine_memory import GIB
 
 SIGNS = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "std::bad_alloc")
 """Texts in the errors of PyTorch's allocators (CPU, CUDA), cuBLAS and oneDNN."""
@@ -28,5 +30,25 @@ def memory_explained(tokens: int) -> Iterator[None]:
             raise
         reason = next((line for line in str(error).splitlines() if any(sign in line for sign in SIGNS)), "MemoryError")
         raise OutOfMemory(
-            f"out of memory with micro-batches of {tokens} tokens (resources.max_tokens_per_microbatch): {reason.strip()}"
+            f"out of memory with micro-batches of {tokens} tokens (resources.max_tokens_per_microbatch){_of_others()}: "
+            f"{reason.strip()}"
         ) from error
+
+
+def _of_others() -> str:
+    """How much of this process's GPU other processes hold, if that is most of what is used."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return ""
+    try:
+        free, total = torch.cuda.mem_get_info()
+    except RuntimeError:  # after some errors CUDA does not even answer that
+        return ""
+    own = torch.cuda.memory_reserved()
+    others = total - free - own
+    if others <= own:
+        return ""
+    return (
+        f", beside other processes, such as an engine, that hold {others / GIB:.1f} of the GPU's {total / GIB:.1f} GiB "
+        "(resources.gpu_memory_utilization)"
+    )

@@ -31,6 +31,20 @@ def test_errors_of_other_allocators_are_recognised_by_their_message(error: Excep
         raise error
 
 
+@pytest.mark.parametrize(("free", "own", "names"), [(2, 20, True), (2, 60, False)])
+def test_the_sentence_names_other_processes_that_hold_most_of_the_gpu(
+    free: int, own: int, names: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 80 GiB: 2 are free, and 58 or 18 are those of others. No GPU is there to ask."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free << 30, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: own << 30)
+    with pytest.raises(OutOfMemory) as raised, memory_explained(512):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+    of_others = "such as an engine, that hold 58.0 of the GPU's 80.0 GiB (resources.gpu_memory_utilization): CUDA out"
+    assert (of_others in str(raised.value)) is names
+
+
 def test_errors_other_than_memory_are_raised_unchanged() -> None:
     with pytest.raises(RuntimeError, match="shapes differ"), memory_explained(512):
         raise RuntimeError("shapes differ")

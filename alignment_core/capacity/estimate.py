@@ -218,7 +218,7 @@ def _engines(
     """Their number, the memory of one on each of its GPUs, sequences that it samples at a time, and what does not fit."""
     device, shards = cluster.device, resources.tensor_parallel_size
     engines = device.engines(resources)
-    utilization = resources.gpu_memory_utilization
+    utilization = resources.engine_memory
     role = memory.engine(cluster.model, cluster.hardware, shards, utilization, engines * shards)
     longest = (prompt + completion) * cluster.model.cache / shards
     at_once = int(role.terms["cache"] // longest)

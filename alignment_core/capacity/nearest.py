@@ -51,7 +51,7 @@ def _options(works: Sequence[Work], resources: ResourcesConfig, cluster: Cluster
         if cluster.gpus > 1:
             options.append(("placement", ["disaggregated"]))
     options += [("offload_optimizer", [True]), ("max_tokens_per_microbatch", [*BUDGETS])]
-    unchanged = resources.model_dump()
+    unchanged = {**resources.model_dump(), "gpu_memory_utilization": resources.engine_memory}
     return [
         (name, others)
         for name, values in options

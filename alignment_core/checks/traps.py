@@ -22,6 +22,7 @@ from alignment_core.recipes.sections.preference import DpoLossConfig, learning_r
 from alignment_core.recipes.sections.rejection_sampling import RejectionSamplingConfig
 from alignment_core.recipes.sections.rl import LEARNED, CriticConfig, RlConfig
 from alignment_core.recipes.sections.rollout import IterativeDpoConfig
+from alignment_core.recipes.sections.training import WHOLE_MATRICES
 from alignment_core.training.schedule import whole_steps
 
 FAR = 10
@@ -126,10 +127,10 @@ def _warmup(path: str, training: TrainingConfig | CriticConfig, owner: Config) -
 
 
 def _fp32(path: str, training: TrainingConfig) -> Iterator[str]:
-    if not training.bf16 and training.optimizer not in ("muon", "adafactor"):
+    if not training.bf16 and training.optimizer not in WHOLE_MATRICES:
         yield (
             f"{path}.bf16: false trains in fp32, which takes a GPU several times as long and twice the memory for weights and "
-            "activations; TRL and OpenRLHF train in bf16 by default"
+            "activations; TRL and OpenRLHF train in bf16 by default, and so does a recipe with `resources.device: cuda`"
         )
 
 

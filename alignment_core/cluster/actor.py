@@ -45,6 +45,7 @@ class Actor:
     """Holds one object at a time, which it makes itself, so that heavy imports happen in its own process."""
 
     def __init__(self, name: str) -> None:
+        see_own_gpus()
         self.name = name
         self.object: Any = None
         self._guard: Guard = nullcontext
@@ -123,6 +124,17 @@ class Actor:
         with socket.socket() as probe:
             probe.bind(("", 0))
             return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
+
+
+def see_own_gpus() -> None:
+    """Let this process see the GPUs that Ray assigned to it, and no others: its first one is device 0 then. Ray does so itself
+    unless RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES is set, where every rank and engine would compute on the first GPU of its
+    node. Call it before CUDA is used."""
+    if os.environ.get("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES") and "ray" in sys.modules:
+        import ray
+
+        if ray.is_initialized() and (gpus := ray.get_runtime_context().get_accelerator_ids().get("GPU")):
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
 
 
 def _imported(path: str) -> Any:

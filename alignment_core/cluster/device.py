@@ -67,7 +67,7 @@ class Device:
 
     @property
     def torch_device(self) -> str:
-        """Device string for this actor's tensors; Ray shows an actor only its own GPU."""
+        """Device string for this actor's tensors; an actor sees only its own GPU (:func:`~.actor.see_own_gpus`)."""
         return self.kind
 
     def inference_dtype(self, stored: str) -> str:
@@ -103,7 +103,8 @@ class Device:
     def trainer_threads(self, resources: ResourcesConfig, world: int, on_machine: int) -> int:
         """CPU threads of each of ``world`` trainer ranks, ``on_machine`` of which are on this machine. An offloaded optimiser
         steps with all cores that it has; otherwise the GPUs compute."""
-        if self.kind == "cuda" and resources.offload_optimizer and not resources.threads:
+        offloads = resources.offload_optimizer or resources.models.critic.offload_optimizer
+        if self.kind == "cuda" and offloads and not resources.threads:
             return max(1, physical_cores() // on_machine)
         return self.threads(resources, world)
 
@@ -212,10 +213,12 @@ class Device:
         if resources.tensor_parallel_size > 1:
             parallel["distributed_executor_backend"] = "ray" if self.kind == "cuda" else "mp"
         if self.kind == "cuda":
+            sleeps = self.engines_give_way(resources)
             return {
                 **parallel,
-                "gpu_memory_utilization": resources.gpu_memory_utilization,
-                "enable_sleep_mode": self.engines_give_way(resources),
+                "gpu_memory_utilization": resources.engine_memory,
+                "enable_sleep_mode": sleeps,
+                "sleep_mode_offload_cudagraph": sleeps,  # or CUDA graphs stay on the GPU, beside the trainer
             }
         return {**parallel, "kv_cache_memory_bytes": cache_mib * MIB}
 

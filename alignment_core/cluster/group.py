@@ -126,6 +126,18 @@ class ActorGroup(Generic[T]):
         """Call the method of one actor's object."""
         return self.one_within(self.timeout, rank, method, *arguments, **named)
 
+    def start(
+        self, rank: int, method: Callable[Concatenate[T, P], R], /, *arguments: P.args, **named: P.kwargs
+    ) -> Callable[[], R]:
+        """Begin the call of ``one``, after those that this actor already has; returns a function that waits for its result."""
+        reference = self.actors[rank].call.remote(call(method, *arguments, **named))
+
+        def result() -> R:
+            answer: R = self._wait([reference], method.__name__)[0]
+            return answer
+
+        return result
+
     def one_within(
         self,
         seconds: float,

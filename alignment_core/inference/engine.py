@@ -17,11 +17,10 @@ from alignment_core.errors import UserError
 from alignment_core.imports import uncompiled
 from alignment_core.inference.completions import Completion, Completions, Request
 from alignment_core.inference.kv_cache import mib_of_engine
-from alignment_core.inference.options import BY_DEVICE, adapter_options, started
+from alignment_core.inference.options import BY_DEVICE, adapter_options, started, wakes
 from alignment_core.inference.parity import mean_difference
 from alignment_core.inference.request_queue import RequestQueue
 from alignment_core.inference.sampling_parameters import parameters_of
-from alignment_core.memory import memory_explained
 from alignment_core.models.model_ref import Model
 from alignment_core.models.saving import check_loadable, is_multimodal
 from alignment_core.models.weight_transfer import Bucket
@@ -134,7 +133,7 @@ class Engine:
 
     def _wake(self, part: str) -> None:
         if part in self._asleep:
-            with memory_explained(self._resources.token_budget):  # smaller micro-batches leave more memory
+            with wakes(self._resources):
                 self.llm.wake_up([part])
             self._asleep.remove(part)
 

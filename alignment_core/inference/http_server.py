@@ -101,7 +101,8 @@ def server_of(
         **BY_DEVICE.get(device.kind, {}),
         **device.engine_options(resources, room_mib(resources)),
     }
-    settings.pop("enable_sleep_mode", None)
+    for name in ("enable_sleep_mode", "sleep_mode_offload_cudagraph"):
+        settings.pop(name, None)
     if is_alone:  # the default of recipes leaves room for a trainer, that of vLLM does not
         settings.pop("gpu_memory_utilization", None)
     on_disk = (Path(folder) / "config.json").is_file()  # for a name on the Hub, vLLM chooses

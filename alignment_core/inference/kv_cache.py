@@ -151,7 +151,7 @@ def no_room_on_gpu(error: BaseException, tokens: int, resources: ResourcesConfig
     """One sentence for an engine that did not start because a GPU has too little memory for its model, its cache or a sequence
     of ``tokens`` in it; None for others."""
     words = " ".join(str(error).split())
-    part = f"resources.gpu_memory_utilization (it is {resources.gpu_memory_utilization:g})"
+    part = f"resources.gpu_memory_utilization (it is {resources.engine_memory:g})"
     gpus = f"resources.tensor_parallel_size (it is {resources.tensor_parallel_size})"
     if NO_CACHE in words:
         sentence = f"the model leaves an engine no memory for its key-value cache: raise {part} or {gpus}"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from alignment_core.credentials import cut, resolved
-from alignment_core.errors import EnvironmentFault, UserError, one_line
+from alignment_core.errors import EnvironmentFault, UserError, first_line, one_line
 from alignment_core.inference import kv_cache
+from alignment_core.memory import out_of_memory
 from alignment_core.recipes.sections.resources import ResourcesConfig
 
 # Eager, because compilation is off on a CPU. Blocks of 32: with the default of 128 a short prompt is never cached. Chunked
@@ -46,3 +48,20 @@ def started(
             raise
         reason = cut(one_line(error))
         raise UserError(f"resources.engine_options: vLLM does not accept {', '.join(options)}: {reason}") from None
+
+
+@contextmanager
+def wakes(resources: ResourcesConfig) -> Iterator[None]:
+    """Turn a failed allocation inside the block, in which an engine takes back its memory of a GPU, into EnvironmentFault.
+    Micro-batches have no part in it: the trainer beside the engine has freed the memory of its last one before."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        raise EnvironmentFault(
+            f"an engine does not get its memory of a GPU back (resources.gpu_memory_utilization: {resources.engine_memory:g}), "
+            "because the trainer beside it or another process holds more than the rest: lower the field, leave less in the "
+            "trainer (resources.offload_optimizer, zero_stage: 3), or give engines GPUs of their own "
+            f"(resources.placement: disaggregated); vLLM: {first_line(error)}"
+        ) from error

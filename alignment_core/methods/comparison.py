@@ -78,6 +78,7 @@ class ComparisonRecipe(BaseRecipe):
         if own := sorted(shares & content.keys()):
             raise ValueError(f"`{where}.{own[0]}` belongs to the comparison, which all branches share: remove it")
         shared: dict[str, Any] = {"name": f"{self.name}-{name}", "seed": self.seed, "model": self.model.model_dump()}
+        shared["resources"] = {"device": self.resources.device}  # on which the default of `bf16` depends
         if content.get("method") in METHODS.names():
             branch_method = method(content["method"])
             if branch_method.run is not None:

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -50,9 +50,6 @@ LEAST_FILLED = 0.8
 """Nodes up to ``LONGEST_IN_A_BATCH`` tokens are computed in one call if they have at least this fraction of the longest one's
 length: a call of its own costs as much as some tens of tokens."""
 
-_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-
 _in_use = False
 """Whether a forward pass over trees is running, which needs no mask."""
 _probing = False
@@ -62,6 +59,21 @@ Heads = tuple[int, int, int]
 """Of an attention: query heads, key heads, and dimensions per head."""
 _seen: list[Heads | None] | None = None
 """While a model is probed: the heads of each attention call, None for one that is not plain."""
+
+
+class _Kernels(NamedTuple):
+    forward: Any
+    backward: Any
+
+
+@functools.cache
+def _kernels() -> _Kernels:
+    """PyTorch's flash kernel for CPUs, whose names are private: a build without them computes on GPUs all the same."""
+    aten = torch.ops.aten
+    return _Kernels(
+        aten._scaled_dot_product_flash_attention_for_cpu,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward,
+    )
 
 
 class TreeAttention(torch.autograd.Function):
@@ -88,12 +100,12 @@ class TreeAttention(torch.autograd.Function):
         wholes = [torch.empty_like(tensor) for tensor in (query, key, value)]
         for block in _own_blocks(ctx.nodes):
             saved = tuple(map(block.of, (query, key, value, output, sums)))
-            parts = _backward(block.of(gradient, fill=0.0), *saved, 0.0, True, scale=ctx.scale)
+            parts = _kernels().backward(block.of(gradient, fill=0.0), *saved, 0.0, True, scale=ctx.scale)
             for whole, part in zip(wholes, parts, strict=True):
                 block.put(whole, part)
         for node, below in _with_descendants(ctx.nodes):
             saved = (query[:, :, below], key[:, :, node], value[:, :, node], output[:, :, below], sums[:, :, below])
-            parts = _backward(gradient[:, :, below], *saved, 0.0, False, scale=ctx.scale)
+            parts = _kernels().backward(gradient[:, :, below], *saved, 0.0, False, scale=ctx.scale)
             for whole, at, part in zip(wholes, (below, node, node), parts, strict=True):
                 whole[:, :, at] += part
         return (*(whole.to(given[0].dtype) for whole in wholes), None, None)
@@ -117,11 +129,11 @@ def _tree_attention(
     output = torch.empty_like(query)
     sums = output.new_empty(query.shape[:3])
     for block in _own_blocks(nodes):
-        block_output, block_sums = _forward(*map(block.of, (query, key, value)), 0.0, True, scale=scale)
+        block_output, block_sums = _kernels().forward(*map(block.of, (query, key, value)), 0.0, True, scale=scale)
         block.put(output, block_output)
         block.put(sums, block_sums)
     for node, below in _with_descendants(nodes):
-        node_output, node_sums = _forward(
+        node_output, node_sums = _kernels().forward(
             query[:, :, below], key[:, :, node], value[:, :, node], 0.0, False, scale=scale
         )
         both = torch.logaddexp(sums[:, :, below], node_sums)

@@ -17,6 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from alignment_core.errors import UserError
 from alignment_core.losses.logprobs import candidate_logps, entropy, token_logps, top_logps
 from alignment_core.models.attention import keeps_apart, over_trees, use_trees
+from alignment_core.models.flash_attention import bounds, use_flash_attention
 from alignment_core.models.rope import RopeLengths, sequence_lengths
 from alignment_core.models.vocabulary_head import VocabularyHead
 
@@ -47,13 +48,15 @@ class PackedModel(nn.Module):
         dropout: bool = False,
         context: int | None = None,
         dtype: torch.dtype | None = None,
+        flash: bool = False,
     ) -> None:
         """``with_entropy``, of a language model: the forward gives [2, K], log-probabilities and entropies in nats.
 
         With ``share_prefixes`` sequences share their prefixes if the model supports that on the ``device`` that will compute
         it, in ``dtype`` (by default the model's present one). A model that does not support several sequences in a line gets
         each in a line of its own. With ``dropout`` the model's own dropout is on in training mode; that of LoRA adapters always
-        is. ``context``: see :class:`~alignment_core.models.rope.RopeLengths`.
+        is. ``context``: see :class:`~alignment_core.models.rope.RopeLengths`. ``flash``: compute attention without shared
+        prefixes by :mod:`~alignment_core.models.flash_attention`.
         """
         super().__init__()
         self.model = model
@@ -81,6 +84,10 @@ class PackedModel(nn.Module):
             log.info(
                 "a %s model does not keep sequences in one line apart: they are not packed", model.config.model_type
             )
+        if flash and not self.shares_prefixes:
+            use_flash_attention(model)
+        self.in_one_line = flash and not self.shares_prefixes and not self.alone
+        """Whether all sequences of a micro-batch are computed in one line: the flash kernel takes lines as sequences."""
         self.router_loss: Tensor | None = None
         """The load-balancing loss of the last forward pass in training, after :meth:`balance_routers`; has a gradient."""
         self.noise: Tensor | None = None
@@ -174,6 +181,12 @@ class PackedModel(nn.Module):
         candidates_KC: Tensor | None = None,
     ) -> Tensor:
         assert (nodes is not None) == self.shares_prefixes, "the micro-batch was laid out for another model"
+        if self.in_one_line:
+            input_ids, position_ids, multiplicity = (
+                tensor.view(1, -1) for tensor in (input_ids, position_ids, multiplicity)
+            )
+            if self.noise is not None:
+                self.noise = self.noise.view(1, -1, self.noise.shape[-1])
         if self.rope.needed:
             self.rope.lengths = self._lengths(position_ids)
         if self.alone:
@@ -189,6 +202,8 @@ class PackedModel(nn.Module):
                     multiplicity > 0, multiplicity.sum(1, keepdim=True), multiplicity.shape[1]
                 )
         options: dict[str, Any] = {"input_ids": input_ids, "position_ids": position_ids, "use_cache": False}
+        if self.in_one_line:
+            options |= bounds(position_ids)
         if nodes is not None:
             options["nodes"] = nodes
         balancing = self._balancing is not None and self.training

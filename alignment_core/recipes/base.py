@@ -73,6 +73,13 @@ class NameOf:
         return name
 
 
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """The configuration class in a type, alone, in a list or in a union."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(section_of, typing.get_args(annotation))), None)
+
+
 def _with_defaults(section: Any, usual: Mapping[str, Any], replaces: Mapping[str, str]) -> tuple[Any, Iterable[str]]:
     """A section with defaults for the fields that it leaves out and does not replace by others, and the names of these."""
     if not isinstance(section, (Config, dict)):

@@ -15,10 +15,10 @@ from pydantic import BaseModel, ValidationError, ValidationInfo
 from alignment_core.credentials import refuse_literals
 from alignment_core.errors import UserError
 from alignment_core.recipes import methods, yaml_values
-from alignment_core.recipes.base import REFUSE_UNUSED, TRUTH_FOR_NUMBER, Config, refuses_unused
+from alignment_core.recipes.base import REFUSE_UNUSED, TRUTH_FOR_NUMBER, Config, refuses_unused, section_of
 from alignment_core.recipes.paths import written
 from alignment_core.recipes.recipe import BaseRecipe
-from alignment_core.recipes.reference import known_fields, section_of
+from alignment_core.recipes.reference import known_fields
 
 _DESCRIPTOR = re.compile(r"/dev/(stdin|fd/\d+)|/proc/[^/]+/fd/\d+")
 """A path that stands for an open file descriptor."""

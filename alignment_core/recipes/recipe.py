@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, Field, ValidationInfo, model_validator
+from pydantic import BaseModel, Field, ModelWrapValidatorHandler, ValidationInfo, model_validator
 
+from alignment_core.recipes import precision
 from alignment_core.recipes.base import Config, refuses_unused
 from alignment_core.recipes.paths import FolderPath
 from alignment_core.recipes.sections.evaluation import OF_SAMPLES, EvaluationConfig, PromotionConfig
@@ -51,6 +52,17 @@ class BaseRecipe(Config):
     """Deletion of old data when the run ends."""
     tracking: TrackingConfig = TrackingConfig()
     """W&B and TensorBoard; they never change a result."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _fill_precision(cls, content: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Fill the default of `bf16`, which depends on `resources.device`; it does not count as set."""
+        if not isinstance(content, dict) or not precision.on_gpus(content):
+            return handler(content)
+        filled = precision.in_bf16(cls, content)
+        recipe = handler(filled)
+        precision.unset(recipe, content, filled)
+        return recipe
 
     @property
     def samples(self) -> bool:

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from alignment_core.errors import UserError
 from alignment_core.recipes import methods
-from alignment_core.recipes.base import Config, NameOf
+from alignment_core.recipes.base import Config, NameOf, section_of
 from alignment_core.recipes.recipe import BaseRecipe
 from alignment_core.recipes.sections.data import DataConfig, DataSource
 
@@ -158,13 +158,6 @@ def _below(config: type[BaseModel], path: str) -> Iterator[tuple[type[BaseModel]
             for section in (inner, *_alternatives(inner)):
                 yield section, below
                 yield from _below(section, below)
-
-
-def section_of(annotation: Any) -> type[BaseModel] | None:
-    """The configuration class in a type, alone, in a list or in a union."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next(filter(None, map(section_of, typing.get_args(annotation))), None)
 
 
 def markdown() -> str:

@@ -9,25 +9,33 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from alignment_core.errors import DeadlineExceeded
+from alignment_core.inference.completions import Completion
 from alignment_core.inference.engine import Engine
 from alignment_core.rollout.async_schedule import AsyncSchedule
 from alignment_core.rollout.rollout import Rollout
 from alignment_core.rollout.sampling import Sampling
 
-SLICE_SECONDS = 0.1
-"""Duration of one sampling call of an engine; new weights wait for its end."""
+SLICE_SECONDS = 0.05
+"""Duration of one sampling call of an engine."""
+CALLS = 2
+"""Calls that an engine has at a time: it works on the second one while this process reads the result of the first, so that its
+GPU never waits. New weights wait for their ends."""
 THREADS = "async sampler: "
 """Prefix of the threads' names."""
 CLOSING_SECONDS = 1.0
 """Time at the end for calls in progress: of an engine that hangs, of a reward, of an environment."""
 STOPPING_SECONDS = 0.2
 """Interval at which a wait checks whether the run is being stopped."""
+
+EngineCall = Callable[[], list[tuple[str, Completion]]]
+"""Waits for the end of a call of an engine, and returns its completions."""
 
 
 class AsyncSampler:
@@ -156,22 +164,36 @@ class AsyncSampler:
                 self._changed.notify_all()
 
     def _run_engine(self, engine: int) -> None:
-        schedule = self.schedule
-        while True:
+        calls: deque[EngineCall] = deque()
+        with self._no_longer_busy(self._busy_engines, engine):
+            while self._keep_busy(engine, calls):
+                done = calls.popleft()()
+                with self._changed:
+                    for episode, completion in done:
+                        self.schedule.add_turn(engine, episode, completion)
+                    if not calls:
+                        self._busy_engines.discard(engine)
+                    self._changed.notify_all()
+
+    def _keep_busy(self, engine: int, calls: deque[EngineCall]) -> bool:
+        """Add calls of the engine as long as it has work, up to ``CALLS``; waits for the first one. False once closed."""
+
+        def may_sample() -> bool:
+            return not self._paused and self.schedule.has_work(engine)
+
+        while len(calls) < CALLS:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or (not self._paused and schedule.has_work(engine)))
+                self._changed.wait_for(lambda: self._closed or bool(calls) or may_sample())
                 if self._closed:
-                    return
-                requests = schedule.next_requests(engine)
+                    return False
+                if not may_sample():
+                    break
+                requests = self.schedule.next_requests(engine)
                 self._busy_engines.add(engine)
                 self._changed.notify_all()  # prompts that begin may have environments to reset
-            with self._no_longer_busy(self._busy_engines, engine):
-                generation, stop_ids = self.sampling.schedule.generation, self.sampling.stop_ids
-                done = self.sampling.engines.one(engine, Engine.advance, requests, generation, stop_ids, SLICE_SECONDS)
-            with self._changed:
-                for episode, completion in done:
-                    schedule.add_turn(engine, episode, completion)
-                self._changed.notify_all()
+            options = (self.sampling.schedule.generation, self.sampling.stop_ids, SLICE_SECONDS)
+            calls.append(self.sampling.engines.start(engine, Engine.advance, requests, *options))
+        return True
 
     def _run_environments(self, process: int) -> None:
         environments = self.sampling.environments

@@ -74,8 +74,7 @@ def make_engine(
     settings["zero_optimization"] |= {"reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
     if bf16 and zero_stage:  # without ZeRO DeepSpeed refuses this option, and `grad_dtype` of torch does the same
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
-    if resources.offload_optimizer:
-        settings["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+    settings["zero_optimization"] |= _transfers(resources, device)
     engine = _initialized(module, optimizer, settings, resources, device)
     if zero_stage == 0 and torch.distributed.get_world_size() == 1:
         engine.enable_backward_allreduce = False  # it would copy all gradients, to sum them over a single rank
@@ -85,6 +84,15 @@ def make_engine(
             if parameter.requires_grad:
                 parameter.grad_dtype = torch.float32
     return engine
+
+
+def _transfers(resources: ResourcesConfig, device: str) -> dict[str, Any]:
+    """DeepSpeed's settings of ZeRO about offloading, and about sums of gradients beside the backward pass, for which a CPU has
+    no second stream."""
+    settings: dict[str, Any] = {"overlap_comm": resources.overlap_comm and device != "cpu"}
+    if resources.offload_optimizer:
+        settings["offload_optimizer"] = {"device": "cpu", "pin_memory": resources.pin_memory}
+    return settings
 
 
 def make_frozen_engine(module: torch.nn.Module, resources: ResourcesConfig, bf16: bool, device: str) -> Any:

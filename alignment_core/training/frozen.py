@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from alignment_core.cluster.device import Device, is_sharded
+from alignment_core.models.flash_attention import NAME as FLASH
+from alignment_core.models.flash_attention import check_flash_attention
 from alignment_core.models.loading import Head
 from alignment_core.models.microbatch import MicroBatch, Row, cut, pack
 from alignment_core.models.model_ref import Model
@@ -43,7 +45,12 @@ class FrozenModel:
         if not self.is_sharded:
             loaded.to(self.device)  # before it is probed, which a processor may take minutes for
         share = resources.attention == "auto" if share_prefixes is None else share_prefixes
-        self.packed = PackedModel(loaded, head, share_prefixes=share, device=self.device, context=context, dtype=dtype)
+        flash = resources.attention == FLASH and dtype != torch.float32  # its kernel computes in half precision alone
+        if flash:
+            check_flash_attention(self.device)
+        self.packed = PackedModel(
+            loaded, head, share_prefixes=share, device=self.device, context=context, dtype=dtype, flash=flash
+        )
         self.packed.eval().requires_grad_(False)
         self._engine = None
         if self.is_sharded:

@@ -24,6 +24,8 @@ from alignment_core.cluster.device import Device, recomputed_activations, zero_s
 from alignment_core.errors import EnvironmentFault, NumericError, UserError
 from alignment_core.models.activations import recompute
 from alignment_core.models.adapters import adapters_off, add_adapters, fitting, is_adapter, merged, save_adapter
+from alignment_core.models.flash_attention import NAME as FLASH
+from alignment_core.models.flash_attention import check_flash_attention
 from alignment_core.models.loading import Head
 from alignment_core.models.microbatch import MicroBatch, Row, cut, pack
 from alignment_core.models.model_ref import Model
@@ -117,6 +119,13 @@ class Learner:
         self.grad_norm = 0.0
         source.model.check_changeable()
         dtype = torch.bfloat16 if training.bf16 else torch.float32
+        flash = resources.attention == FLASH
+        if flash:
+            check_flash_attention(device.torch_device)
+            if not training.bf16:
+                raise UserError(
+                    f"resources.attention: {FLASH} computes in half precision alone: set training.bf16, or leave it out"
+                )
         # Initial adapters would be rounded to the type in which a layer is stored.
         as_stored = self.zero_stage == 3 and not training.lora
         model = replace(source.model, bits=training.base_bits).load(source.head, dtype, source.head_seed, as_stored)
@@ -138,6 +147,7 @@ class Learner:
             dropout=source.dropout,
             context=source.context,
             dtype=dtype,
+            flash=flash,
         )
         if not unanimous(self.packed.shares_prefixes, device.torch_device):
             raise EnvironmentFault(

@@ -101,6 +101,7 @@ class MovingReference:
         weights, shape = self.weights[name], torch.Size(self.shapes[name])
         if not self.frozen.is_sharded:
             return weights
+        weights = weights.to(self.frozen.device)  # NCCL gathers nothing from CPU memory, to which they may be offloaded
         parts = weights.new_empty(self.learner.world * weights.numel())
         torch.distributed.all_gather_into_tensor(parts, weights)
         return parts[: shape.numel()].view(shape)

@@ -168,8 +168,9 @@ class Portable:
             assert part is not None
             return part.tensor if key == _WEIGHTS else self.engine.basic_optimizer.state[part.tensor].get(key, _NONE)
         shape = getattr(parameter, "ds_shape", parameter.shape)
-        # Each rank fills in its own part, so that the sum over ranks is the whole.
-        whole = torch.zeros(shape.numel(), dtype=torch.float32, device=parameter.device)
+        # Each rank fills in its own part, so that the sum over ranks is the whole. On the rank's device, wherever the part is:
+        # NCCL sums no tensors in CPU memory.
+        whole = torch.zeros(shape.numel(), dtype=torch.float32, device=self.engine.device)
         if part is not None:
             whole.narrow(0, part.at, part.size).copy_(part.of(self._tensor(part, key)))
         torch.distributed.all_reduce(whole)

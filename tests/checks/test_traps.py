@@ -312,7 +312,8 @@ def test_bf16_on_a_processor_without_its_instructions_is_warned_about(
         (True, [("resources.device", "cpu")], []),
         (True, [("model", {"scratch": {"hidden_size": 16, "num_attention_heads": 2}})], []),
         (False, [], []),
-        (False, [("resources.device", "cuda")], ["sft.training.bf16"]),
+        (False, [("resources.device", "cuda")], []),
+        (False, [("resources.device", "cuda"), ("sft.training.bf16", False)], ["sft.training.bf16"]),
     ],
 )
 def test_fp32_on_a_gpu_is_warned_about(

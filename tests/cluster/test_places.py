@@ -97,13 +97,13 @@ CASES: dict[str, dict[str, Any]] = {
 Seen = dict[str, dict[str, list[dict[str, str]]]]
 
 
-def output_of(script: str, *arguments: str) -> Any:
+def output_of(script: str, *arguments: str, **variables: str) -> Any:
     """The JSON on the last line that a script prints, whose Ray has a folder of its own."""
     folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # a short path, for Ray's sockets
     done = subprocess.run(
         [sys.executable, "-c", script, str(folder), *arguments],
         # PYTHONPATH for the actors, which make an object of this folder; RAY_TMPDIR for Ray's clusters of several nodes
-        env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_TMPDIR": str(folder)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_TMPDIR": str(folder), **variables},
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -136,6 +136,22 @@ def test_each_rank_shares_a_gpu_with_the_engine_of_the_same_number(seen: Seen) -
     assert len(set(gpus)) == 3
     assert [engine["CUDA_VISIBLE_DEVICES"] for engine in engines] == gpus
     assert [engine["WHO"] for engine in engines] == ["engines 0", "engines 1", "engines 2"]
+
+
+@pytest.mark.slow
+def test_each_rank_sees_its_own_gpu_where_ray_hides_none() -> None:
+    """With this variable, which some clusters set, every rank would otherwise compute on the first GPU. The four GPUs have
+    the numbers 4 to 7 here."""
+    variables = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}
+    cases = {"one to one": CASES["one to one"], "two to an engine": CASES["two to an engine"]}
+    of_case: Seen = output_of(SCRIPT, json.dumps(cases), **variables)
+    trainers, engines, _ = of_case["one to one"].values()
+    gpus = [trainer["CUDA_VISIBLE_DEVICES"] for trainer in trainers]
+    assert len({*gpus}) == 3
+    assert {*gpus} < {"4", "5", "6", "7"}
+    assert [engine["CUDA_VISIBLE_DEVICES"] for engine in engines] == gpus
+    of_two = of_case["two to an engine"]["engines"]
+    assert {engine["CUDA_VISIBLE_DEVICES"] for engine in of_two} == {"4,5,6,7"}, "vLLM sets it for its workers"
 
 
 @pytest.mark.slow
@@ -218,6 +234,32 @@ def test_engines_on_a_gpu_multiply_in_full_fp32() -> None:
     log-probabilities would differ from the model's by more than the check of an engine's weights allows."""
     environment = Device("cuda", 1).engine_environment(ResourcesConfig(), Place((0,), 0.45))
     assert environment["TRITON_F32_DEFAULT"] == "ieee"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "share", "sleeps"),
+    [
+        ({}, 0.4, True),
+        ({"placement": "disaggregated"}, 0.9, False),
+        ({"gpu_memory_utilization": 0.55}, 0.55, True),
+        ({"placement": "disaggregated", "gpu_memory_utilization": 0.55}, 0.55, False),
+    ],
+)
+def test_an_engine_alone_on_its_gpu_takes_most_of_it_and_one_beside_a_trainer_releases_all(
+    wanted: dict[str, Any], share: float, sleeps: bool
+) -> None:
+    options = Device("cuda", 8).engine_options(ResourcesConfig(**wanted), 0)
+    assert options["gpu_memory_utilization"] == share
+    assert options["enable_sleep_mode"] is options["sleep_mode_offload_cudagraph"] is sleeps
+
+
+@pytest.mark.parametrize("wanted", [{"offload_optimizer": True}, {"models": {"critic": {"offload_optimizer": True}}}])
+def test_an_optimiser_that_steps_on_the_cpu_has_all_cores(
+    wanted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "physical_cores", lambda: 32)
+    assert Device("cuda", 8).trainer_threads(ResourcesConfig(**wanted), world=8, on_machine=8) == 4
+    assert Device("cuda", 8).trainer_threads(ResourcesConfig(), world=8, on_machine=8) == 1
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,17 @@ def test_options_that_vllm_refuses_are_the_users_error(options: dict[str, Any], 
         Engine(EngineRequest(model, 64), ResourcesConfig(engine_options=options), Device("cpu", 1))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("tensor_parallel_size", [1, 2])
+def test_vllm_has_the_options_of_engines_on_gpus(tensor_parallel_size: int) -> None:
+    """They reach no vLLM on a machine without one."""
+    from vllm import EngineArgs
+
+    options = Device("cuda", 2).engine_options(ResourcesConfig(tensor_parallel_size=tensor_parallel_size), 0)
+    assert options["sleep_mode_offload_cudagraph"]
+    assert EngineArgs(model="none", **options).gpu_memory_utilization == 0.4
+
+
 @pytest.mark.parametrize("reads_images", [True, False])
 def test_models_that_also_read_images_start_with_their_tokenizer(
     reads_images: bool, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

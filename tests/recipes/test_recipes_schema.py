@@ -93,6 +93,7 @@ NOT_OF_RECIPES = (
     "_without_trust",
     "_are_words",
     "_of_earlier_versions",
+    "_fill_precision",
 )
 """Validators that take no other form of a recipe's section, or that read records."""
 

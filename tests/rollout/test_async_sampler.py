@@ -126,6 +126,53 @@ def test_rewarded_rollouts_reach_their_draws_in_one_pass() -> None:
     assert [rollout.sample for rollout in sampler.schedule.ready[7]] == [0, 1, 2, 3]
 
 
+class Busy:
+    """A schedule whose engine always has work, up to the end of ``most`` calls."""
+
+    def __init__(self, most: int) -> None:
+        self.left = most
+        self.turns: list[str] = []
+
+    def has_work(self, _engine: int) -> bool:
+        return self.left > 0
+
+    def next_requests(self, _engine: int) -> list[int]:
+        self.left -= 1
+        return [self.left]
+
+    def add_turn(self, _engine: int, name: str, _completion: Any) -> None:
+        self.turns.append(name)
+
+
+def test_an_engine_has_its_next_call_before_the_result_of_the_last_one_is_read() -> None:
+    """Without it, a GPU would wait for this process and the way to it and back after each slice of 50 ms."""
+    events: list[str] = []
+
+    def start(_engine: int, _method: Any, requests: list[int], *_: Any) -> Any:
+        events.append(f"start {requests[0]}")
+
+        def result() -> list[tuple[str, None]]:
+            events.append(f"read {requests[0]}")
+            if requests[0] == 0:
+                sampler._closed = True
+            return [(str(requests[0]), None)]
+
+        return result
+
+    engines = SimpleNamespace(size=1, timeout=20, start=start)
+    prompts = SimpleNamespace(generation=None)
+    sampling: Any = SimpleNamespace(engines=engines, environments=None, schedule=prompts, stop_ids=[], check=None)
+    sampler = AsyncSampler(
+        sampling, list, prompts_per_step=1, steps=1, max_staleness=1, partial_rollouts=True, max_num_seqs=1
+    )
+    busy: Any = Busy(3)
+    sampler.schedule = busy
+    sampler._run_engine(0)
+    assert events == ["start 2", "start 1", "read 2", "start 0", "read 1", "read 0"]
+    assert busy.turns == ["2", "1", "0"]
+    assert not sampler._busy_engines
+
+
 def test_draws_not_yet_trained_on_are_drawn_first_after_a_resume() -> None:
     before = schedule()
     before.drawn = 6

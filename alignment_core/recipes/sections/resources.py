@@ -12,6 +12,8 @@ from alignment_core.recipes.paths import Anything
 
 MICROBATCH_TOKENS = {"cpu": 2048, "cuda": 8192}
 """Default token budgets of micro-batches, by device."""
+ENGINE_MEMORY = (0.4, 0.9)
+"""Default fractions of a GPU's memory for an engine: beside a trainer, and alone."""
 OURS_OF_DEEPSPEED = (
     *(
         "train_batch_size",
@@ -37,6 +39,7 @@ OURS_OF_VLLM = (
     *("logprobs_mode", "worker_extension_cls", "disable_log_stats", "use_tqdm_on_load", "enforce_eager", "block_size"),
     *("enable_chunked_prefill", "tensor_parallel_size", "distributed_executor_backend", "gpu_memory_utilization"),
     *("max_num_seqs", "enable_sleep_mode", "kv_cache_memory_bytes", "enable_lora", "max_loras", "max_lora_rank"),
+    "sleep_mode_offload_cudagraph",
 )
 """Arguments of ``vllm.LLM`` that this project sets itself."""
 
@@ -139,6 +142,14 @@ class ResourcesConfig(Config):
     offload_optimizer: bool = False
     """Keep optimiser states in CPU memory, and run the optimiser step there. Needs ZeRO stage 1 or above (then 2 by
     default)."""
+    pin_memory: bool = unkeyed(True)
+    """On a GPU, keep what is offloaded to CPU memory (`offload_optimizer`, `offload_parameters`) in page-locked memory, which
+    is copied faster and cannot be swapped out. Set it to false where a machine has too little of it: an offloaded optimiser
+    needs 12 bytes for each parameter, divided by the ranks. Default: true, as in DeepSpeed 0.19.8."""
+    overlap_comm: bool = unkeyed(False)
+    """On several GPUs, sum gradients of layers while the backward pass computes those before them. Takes memory for a second
+    bucket of gradients (see `deepspeed: {zero_optimization: {reduce_bucket_size: …}}`). Has no effect without ZeRO. Default:
+    false."""
     gradient_checkpointing: bool | Literal["selective"] | None = None
     """Recompute activations in the backward pass, for about a third more time; `selective`: only those that are neither matrix
     products nor attention, which take half of the memory, for about 3 % more time. On a GPU it recomputes FlexAttention
@@ -149,12 +160,15 @@ class ResourcesConfig(Config):
     max_tokens_per_microbatch: int | None = Field(None, ge=16)
     """Token budget of a packed micro-batch. Default: 2,048 on a CPU, where more is not faster; 8,192 on a GPU, half of
     OpenRLHF 0.11's 16,192, which is for 80 GB. A stage that runs out of memory restarts with half of it."""
-    attention: Literal["auto", "sdpa"] = "auto"
+    attention: Literal["auto", "sdpa", "flash_attention_2"] = "auto"
     """Attention of models that train or score. `auto`: sequences of a micro-batch share the computation of common prefixes, if
     the model has plain causal attention (on CUDA by FlexAttention, if it passes a test when the model is loaded). Otherwise,
-    and with `sdpa`: the attention of `transformers`, for each sequence separately."""
-    gpu_memory_utilization: float = Field(0.4, gt=0, le=1)
-    """Fraction of a GPU's memory for each engine."""
+    and with `sdpa`: the attention of `transformers`, for each sequence separately, with a mask of all tokens of a line by all.
+    `flash_attention_2`: the same without a mask, by the package flash-attn, on GPUs in `bf16`; for models without plain causal
+    attention and long rows, or rows that share no prefixes."""
+    gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
+    """Fraction of a GPU's memory for each engine. Default: 0.4, beside a trainer; 0.9, vLLM's own, for engines with GPUs of
+    their own (`placement: disaggregated`)."""
     kv_cache_mib: int | None = Field(None, ge=16)
     """Size of each CPU engine's key-value cache, in MiB. It must hold the longest sampled sequence; it also limits the
     context of a served judge. Default: room for `max_num_seqs` sequences of a stage's greatest length, up to 1,024 MiB, and
@@ -218,9 +232,16 @@ class ResourcesConfig(Config):
         if isinstance(place, CriticPlacement) and place.offload_optimizer is not None:
             update["offload_optimizer"] = place.offload_optimizer
         if isinstance(place, FrozenPlacement) and place.offload_parameters:
-            zero = {**self.deepspeed.get("zero_optimization", {}), "offload_param": {"device": "cpu"}}
+            offloaded = {"device": "cpu", **({} if self.pin_memory else {"pin_memory": False})}
+            zero = {**self.deepspeed.get("zero_optimization", {}), "offload_param": offloaded}
             update["deepspeed"] = {**self.deepspeed, "zero_optimization": zero}
         return self.model_copy(update=update)
+
+    @property
+    def engine_memory(self) -> float:
+        """Fraction of a GPU's memory for each engine."""
+        beside_a_trainer, alone = ENGINE_MEMORY
+        return self.gpu_memory_utilization or (alone if self.placement == "disaggregated" else beside_a_trainer)
 
     @property
     def token_budget(self) -> int:
@@ -250,6 +271,8 @@ class ResourcesConfig(Config):
                 )
         if (form := self.engine_options.get("load_format")) in ("pt", "npcache"):
             raise ValueError(f"`engine_options.load_format: {form}` reads pickles, which can run code: remove it")
+        if self.attention == "flash_attention_2" and self.device == "cpu":
+            raise ValueError("`attention: flash_attention_2` computes on GPUs alone: leave it out with `device: cpu`")
         if self.offload_optimizer and self.zero_stage == 0:
             raise ValueError(
                 "`offload_optimizer` needs `zero_stage` 1, 2 or 3, even with one trainer: leave `zero_stage` out for 2"

@@ -17,6 +17,8 @@ Epochs = Annotated[float, PlainSerializer(lambda epochs: int(epochs) if epochs =
 ROUTER_LOSS = "router_aux_loss_coef"
 EVALUATION_FIELDS = ("eval_steps", "eval_on_start", "metric_for_best_model", "early_stopping_patience")
 """Fields of :class:`TrainingConfig` that need held-out rows."""
+WHOLE_MATRICES = ("muon", "adafactor")
+"""Optimisers that need whole matrices in fp32."""
 ADAM = ("adam_beta1", "adam_beta2", "adam_epsilon")
 """Fields that Adafactor does not have."""
 
@@ -172,10 +174,11 @@ class TrainingConfig(Config):
     """Train LoRA adapters (and a new head) instead of all weights. Saved models have the adapters merged in; the output
     `adapter` has the adapters alone, for `peft`. Not part of the stage's key while unset."""
     bf16: bool = False
-    """Train and save in bfloat16, with fp32 master weights and fp32 gradient accumulation; otherwise in fp32. Set it on GPUs,
-    where TRL and OpenRLHF 0.11 do by default, and on processors with instructions for it (AVX-512 BF16, AMX, ARM's bf16), where
-    pretrained models train twice as fast: `align init` does. The default does not follow the device, because the precision is
-    part of the stage's key, which must be the same on every machine; `align check` warns of fp32 on a GPU."""
+    """Train and save in bfloat16, with fp32 master weights and fp32 gradient accumulation; otherwise in fp32. Default: true in
+    a recipe with `resources.device: cuda`, except with `muon` and `adafactor`, as in TRL and OpenRLHF 0.11; otherwise false.
+    The default follows the recipe and not the machine, because the precision is part of the stage's key, which must be the same
+    on every machine; `align check` warns of fp32 on a GPU. Set it also on processors with instructions for it (AVX-512 BF16,
+    AMX, ARM's bf16), where pretrained models train twice as fast: `align init` does."""
     keep_master_weights: bool = unkeyed(True)
     """With `bf16`, save the fp32 master weights of a policy beside it, and continue from those of the initial policy, if it has
     any. The next round, night or stage then continues from the exact weights instead of those rounded to bfloat16, which lose
@@ -195,7 +198,7 @@ class TrainingConfig(Config):
 
     @model_validator(mode="after")
     def _fits_together(self, info: ValidationInfo) -> TrainingConfig:
-        if self.optimizer in ("muon", "adafactor") and self.bf16:
+        if self.optimizer in WHOLE_MATRICES and self.bf16:
             raise ValueError(
                 f"`optimizer: {self.optimizer}` works on whole matrices, and `bf16` partitions the fp32 weights: use `adamw`, "
                 "or leave out `bf16`"
