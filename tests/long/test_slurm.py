@@ -164,6 +164,14 @@ def test_a_job_that_loses_its_head_is_requeued(
     assert references(resumed) == alone("quickstart")
 
 
+def test_a_store_on_the_disk_of_the_head_is_refused(allocate: Callable[..., Allocation]) -> None:
+    """As the default store is."""
+    allocation = allocate("disks")
+    failure = outcome_of(allocation.submit(*command("quickstart"), "--json"), allocation, expect=3)
+    assert "nodes of the Ray cluster do not see the folder of the store" in failure["error"]
+    assert "use a store in S3 or in a folder that every node mounts (--store)" in failure["error"]
+
+
 def test_a_cancelled_job_leaves_no_process(allocate: Callable[..., Allocation], store: list[str]) -> None:
     allocation = allocate("disks")
     job = allocation.submit(*command("quickstart"), *store)

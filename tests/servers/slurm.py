@@ -1,7 +1,7 @@
 """A Slurm allocation of several nodes on this machine: stand-ins for srun and scontrol, as Slurm needs daemons and a cluster.
 
-A node is an address of loopback, a folder that is its local disk at the path of ALIGN_HOME, and the processes that srun started
-there. The batch script runs beside the first node, which has ALIGN_HOME itself.
+A node is an address of loopback, folders that are its local disk at the paths of ALIGN_HOME and of Ray's temporary files, and
+the processes that srun started there. The batch script runs beside the first node, which has the paths themselves.
 """
 
 from __future__ import annotations
@@ -125,11 +125,17 @@ def srun(folder: Path, arguments: Sequence[str]) -> None:
         sys.exit(f"srun: error: Node failure on {node}")
     if command[:2] == ["ray", "start"]:
         command += [f"--node-ip-address=127.0.0.{number + 1}", *OF_A_NODE]
-    if number > 1:
-        disk = folder / "disks" / node
-        disk.mkdir(parents=True, exist_ok=True)
-        mounted = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
-        command = ["unshare", "--mount", "sh", "-c", mounted, "sh", str(disk), home, *command]
+    temporary = folder / "temporary"
+    if number == 1:
+        of_ray = next((part.partition("=")[2] for part in command if part.startswith("--temp-dir=")), "")
+        temporary.write_text(of_ray)
+    else:
+        of_ray = temporary.read_text()
+        disk, sockets = folder / "disks" / node, folder / "ray" / node
+        for own in (disk, sockets):
+            own.mkdir(parents=True, exist_ok=True)
+        mounted = 'mount --bind "$1" "$2" && mount --bind "$3" "$4" && shift 4 && exec "$@"'
+        command = ["unshare", "--mount", "sh", "-c", mounted, "sh", str(disk), home, str(sockets), of_ray, *command]
     task = subprocess.Popen(command)
     (folder / f"{node}.pid").write_text(str(task.pid))
 
