@@ -80,6 +80,12 @@ class Head:
         except OSError as error:
             return str(error)
 
+    def is_up(self) -> bool:
+        """Whether the services have registered the deployments."""
+        assert self.process.poll() is None, self.log.read_text()
+        state = self.services.home / "services" / "state.json"
+        return state.exists() and json.loads(state.read_text())["phase"] == "ready"
+
     def drivers(self) -> int:
         """Number of Ray drivers that the cluster has had."""
         return len(list(self.folder.glob("session_2*/logs/python-core-driver-*")))
@@ -99,8 +105,7 @@ def head(tmp_path_factory: pytest.TempPathFactory, tiny_model: TinyModel) -> Ite
     assert TOOLS.is_dir(), "Ray's dashboard is not installed: make .venv/.test"
     head = Head(tmp_path_factory.mktemp("home"), tiny_model())
     try:
-        assert wait_until(lambda: "Prefect" in head.log.read_text() or head.process.poll() is not None, 120)
-        assert head.process.poll() is None, head.log.read_text()
+        assert wait_until(head.is_up, 240), head.log.read_text()
         yield head
     finally:
         head.end()

@@ -202,6 +202,8 @@ def test_every_node_of_ray_has_the_version_of_the_lock_file_and_one_image() -> N
     for cluster in clusters():
         assert cluster["rayVersion"] == ray
         assert cluster["authOptions"] == {"mode": "token"}
+        (head,) = cluster["headGroupSpec"]["template"]["spec"]["containers"]
+        assert {"name": "RAY_ADDRESS", "value": "127.0.0.1:6379"} in head["env"]
     images = {container["image"] for container in containers()}
     assert images == {f"REGISTRY/alignment:{VERSION}-cuda"}
     for device in ("cpu", "cuda"):

@@ -111,10 +111,16 @@ def test_the_quickstart_over_three_nodes_gives_the_same_digests(
 
 
 @pytest.mark.parametrize(
-    ("recipe", "stage"),
-    [("quickstart", "sft"), ("quickstart", "round-1/dpo"), ("quickstart", "round-2/generate"), ("grpo", "rl")],
+    ("recipe", "stage", "forever"),
+    [
+        ("quickstart", "sft", False),
+        ("quickstart", "round-1/dpo", False),
+        ("quickstart", "round-2/generate", False),
+        ("grpo", "rl", False),
+        ("quickstart", "sft", True),
+        ("grpo", "rl", True),
+    ],
 )
-@pytest.mark.parametrize("forever", [False, True], ids=["and its Ray starts again", "for ever"])
 def test_a_job_that_loses_a_node_ends_with_the_same_digests(
     recipe: str,
     stage: str,
@@ -123,7 +129,7 @@ def test_a_job_that_loses_a_node_ends_with_the_same_digests(
     store: list[str],
     alone: Callable[[str], dict[str, str]],
 ) -> None:
-    """Slurm's option --no-kill lets a job go on without a node."""
+    """Ray starts there again, unless the node is lost ``forever``: Slurm's option --no-kill lets a job go on without it."""
     allocation = allocate("disks")
     job = allocation.submit(*command(recipe), *store)
     wait_for_steps(allocation.home, stage, job)
