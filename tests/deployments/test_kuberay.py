@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -125,7 +126,14 @@ def test_a_submitted_job_runs_align_on_the_cluster(head: Head, tmp_path: Path) -
     )
     command += "".join(f" --set '{setting}'" for setting in FEW_STEPS) + " --json"
     done = subprocess.run(
-        [str(BIN / "ray"), "job", "submit", f"--address=http://127.0.0.1:{head.dashboard}", "--", command],
+        [
+            str(BIN / "ray"),
+            "job",
+            "submit",
+            f"--address=http://127.0.0.1:{head.dashboard}",
+            "--",
+            *shlex.split(command),
+        ],
         env=head.environment,
         capture_output=True,
         text=True,
