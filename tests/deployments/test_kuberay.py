@@ -16,12 +16,12 @@ import tempfile
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from tests.conftest import TinyModel
+from tests.deployments.endings import OVERRIDES
 from tests.deployments.installed import FEW_STEPS
 from tests.deployments.up import BIN, Services
 from tests.processes import free_port, processes_of, wait_until
@@ -148,9 +148,8 @@ def test_a_submitted_job_runs_align_on_the_cluster(head: Head, tmp_path: Path) -
 
 def test_the_worker_runs_deployments_on_the_cluster_and_ends_with_the_pod(head: Head) -> None:
     before = head.drivers()
-    run_id = head.services.start_run(["sft.training.max_steps=2"])
-    outcome: dict[str, Any] = head.services.align("watch", run_id)
-    assert outcome["state"] == "Completed"
+    run_id = head.services.start_run([*OVERRIDES, "sft.training.max_steps=4"])
+    assert head.services.align("watch", run_id)["status"] == "completed"
     assert head.drivers() > before, "the run started a Ray of its own"
     head.process.send_signal(signal.SIGTERM)
     head.process.wait(240)
