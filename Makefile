@@ -7,6 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
 SERVERS := $(VENV)/servers
+LAUNCHERS := $(VENV)/launchers
 BROWSER := $(VENV)/browser
 ENVIRONMENTS := tests/data/test_data_reasoning_gym.py tests/environments/test_verifiers_environments.py \
 	tests/stages/test_rl_libraries.py tests/environments/test_rewards_of_environments.py tests/stages/test_lm_eval.py
@@ -69,7 +70,7 @@ $(VENV)/.run: requirements/cpu.txt requirements/python-3.13.txt requirements/tor
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
-$(VENV)/.test: requirements/test.txt $(VENV)/.run $(SERVERS)
+$(VENV)/.test: requirements/test.txt $(VENV)/.run $(SERVERS) $(LAUNCHERS)
 	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/test.txt
 	touch $@
 
@@ -77,6 +78,12 @@ $(VENV)/.test: requirements/test.txt $(VENV)/.run $(SERVERS)
 $(SERVERS): requirements/servers.txt $(VENV)/.run
 	rm -rf $@
 	$(BIN)/pip install --quiet --no-deps --require-hashes --target $@ -r requirements/servers.txt
+	touch $@
+
+# What judges the files of deployments/, and Ray's dashboard as the images have it.
+$(LAUNCHERS): requirements/launchers.txt requirements/cluster.txt $(VENV)/.run
+	rm -rf $@
+	$(BIN)/pip install --quiet --no-deps --require-hashes --target $@ -r requirements/launchers.txt -r requirements/cluster.txt
 	touch $@
 
 # Playwright, which drives the browser, and axe-core; its greenlet is the one in $(VENV).
@@ -110,10 +117,13 @@ lock:
 	cp requirements/test.txt requirements/.all
 	$(LOCK) --extra cpu --extra tracking --extra test --extra environments -o requirements/.all
 	grep -vxF -f requirements/test.txt requirements/.all > requirements/environments.txt
+	$(LOCK) --extra cpu --extra tracking --extra cluster -c requirements/cpu.txt -o requirements/.all
+	grep -vxF -f requirements/cpu.txt requirements/.all > requirements/cluster.txt
 	rm requirements/.all
 	cp requirements/cpu.txt requirements/cuda.txt  # the same versions of all that both need
 	$(COMPILE) pyproject.toml $(FOR_CUDA) --extra cuda --extra tracking -o requirements/cuda.txt
 	$(COMPILE) requirements/servers.in -o requirements/servers.txt
+	$(COMPILE) requirements/launchers.in -c requirements/test.txt -o requirements/launchers.txt
 
 clean:
 	rm -rf $(VENV) $(PEERS) build dist .pytest_cache .mypy_cache .ruff_cache

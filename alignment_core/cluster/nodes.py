@@ -1,4 +1,4 @@
-"""Checks that the other nodes of a Ray cluster have the same source and packages as this one, before anything runs there."""
+"""Checks that the other nodes of a Ray cluster have the source, packages and store of this one, before anything runs there."""
 
 from __future__ import annotations
 
@@ -40,11 +40,15 @@ class Installed:
 
 
 class InstallationProbe:
-    """Reports the software of its node, from an actor."""
+    """Reports what its node has, from an actor."""
 
     def installed(self) -> Installed:
         """See :class:`Installed`."""
         return installed()
+
+    def has(self, folder: Path) -> bool:
+        """Whether this node has the folder."""
+        return folder.is_dir()
 
 
 def installed() -> Installed:
@@ -58,9 +62,10 @@ def installed() -> Installed:
     return Installed(platform.python_version(), {name: digest_of_file(path) for name, path in files.items()}, versions)
 
 
-def check_nodes(ray: Any, packages: Sequence[str], timeout: float) -> None:
-    """Compare the source and these packages of every other node with those of this one. Raises EnvironmentFault that names the
-    nodes that differ, and InfrastructureError if a node does not answer within ``timeout`` seconds."""
+def check_nodes(ray: Any, packages: Sequence[str], timeout: float, in_store: Path | None = None) -> None:
+    """Compare the source and these packages of every other node with those of this one, and look there for ``in_store``, a new
+    folder in the store. Raises EnvironmentFault that names the nodes that differ or have no such folder, and
+    InfrastructureError if a node does not answer within ``timeout`` seconds."""
     nodes = other_nodes(ray)
     if not nodes:
         return
@@ -71,6 +76,7 @@ def check_nodes(ray: Any, packages: Sequence[str], timeout: float) -> None:
     try:
         group.make(PROBE, [{}] * len(nodes))
         installations = group.all(InstallationProbe.installed)
+        found = group.all(InstallationProbe.has, in_store) if in_store else [True] * len(nodes)
     finally:
         group.kill()
     here = _only(installed(), packages)
@@ -84,6 +90,12 @@ def check_nodes(ray: Any, packages: Sequence[str], timeout: float) -> None:
         raise EnvironmentFault(
             f"nodes of the Ray cluster have other software than this one: {'; '.join(wrong)}; "
             "install the same version of the project and of its packages on every node"
+        )
+    without = [f"{addresses[node]} ({node[:8]})" for node, has in zip(nodes, found, strict=True) if not has]
+    if without:
+        raise EnvironmentFault(
+            f"nodes of the Ray cluster do not see the folder of the store, which is on this one: {', '.join(without)}; "
+            "use a store in S3 or in a folder that every node mounts (--store)"
         )
 
 

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from alignment_core.artifacts.workspace import Workspace
 from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.actor import Call, call
 from alignment_core.cluster.group import ActorGroup
@@ -34,9 +35,12 @@ class WarmMachines:
     that has not; see docs/design.md.
     """
 
-    def __init__(self, resources: ResourcesConfig, temporary: Path, locks: Path | None = None) -> None:
-        """``locks`` is the folder over which the runs of this machine queue for it; None means that there are no others."""
-        self.actors = WarmActors(resources, temporary)
+    def __init__(
+        self, resources: ResourcesConfig, temporary: Path, locks: Path | None = None, shared: Workspace | None = None
+    ) -> None:
+        """``locks`` is the folder over which the runs of this machine queue for it; None means that there are no others.
+        ``shared`` is the workspace of a store in a folder, which all nodes of a cluster have to see."""
+        self.actors = WarmActors(resources, temporary, shared)
         self._queue = MachineQueue(locks, self.actors.release_devices) if locks and ray_cluster.is_private() else None
         self._processor = OrderedLock("the processor")
         self._trainers = OrderedLock("the trainers")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import platform
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from alignment_core.artifacts.workspace import Workspace
 from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Device, cpu_model, is_sharded
 from alignment_core.cluster.group import ActorGroup
@@ -69,8 +70,10 @@ def _uses_long_rope(shape: dict[str, Any], length: int) -> bool:
 class WarmActors:
     """Connects to Ray, and starts and ends groups of actors. :class:`~.machines.WarmMachines` decides which stage uses them."""
 
-    def __init__(self, resources: ResourcesConfig, temporary: Path) -> None:
+    def __init__(self, resources: ResourcesConfig, temporary: Path, shared: Workspace | None = None) -> None:
+        """``shared``: the workspace of a store in a folder, which all nodes of a cluster have to see."""
         self.resources = resources
+        self._shared = shared
         self.temporary = temporary
         self.ray: Any = None
         self.gpus: Any = None
@@ -85,6 +88,7 @@ class WarmActors:
         self._connecting = threading.Lock()
         self._device: Device | None = None
         self._layout: ActorLayout | None = None
+        """The places on this run's GPUs, once it has some."""
 
     def connect(self) -> Any:
         """Connect to Ray, or start it; returns the ``ray`` module.
@@ -98,7 +102,8 @@ class WarmActors:
                 device = Device.detect(self.resources.device, ray_cluster.gpus(self.ray), ray_cluster.is_private())
                 device.gpus_needed(self.resources)  # raises now if there are too few
                 if not ray_cluster.is_private():
-                    check_nodes(self.ray, COMPARED, self.resources.wait_timeout_seconds)
+                    with self._shared.scratch() if self._shared else nullcontext() as folder:
+                        check_nodes(self.ray, COMPARED, self.resources.wait_timeout_seconds, folder)
                 self._device = device
                 self.resources = self.resources.on(device.kind)
             return self.ray
@@ -150,10 +155,9 @@ class WarmActors:
 
     @property
     def layout(self) -> ActorLayout:
-        """The places of all actors."""
-        if self._layout is None:
-            self._layout = self._laid_out()
-        return self._layout
+        """The places of all actors. Those without GPUs are on the nodes that live now: a group that starts again after the loss
+        of a node starts on the others."""
+        return self._layout or self._laid_out()
 
     def _laid_out(self) -> ActorLayout:
         device = self.device

@@ -51,7 +51,8 @@ class Server:
         self.prewarm = prewarm
         self.store = open_store(store)
         self.resources = resources
-        self.machines = WarmMachines(resources, temporary, align_home() / "locks")
+        shared = self.store.workspace if self.store.holds_workspace else None
+        self.machines = WarmMachines(resources, temporary, align_home() / "locks", shared)
         self.stopping = threading.Event()
         self._working = 0
         """Number of stages that run and do not wait."""

@@ -10,6 +10,7 @@ import pytest
 
 from alignment_core.artifacts import Reference
 from alignment_core.cluster import device as devices
+from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Device
 from alignment_core.execution.warm_actors import WarmActors, shape_of
 from alignment_core.inference.engine import EngineRequest
@@ -98,3 +99,16 @@ def test_engines_start_again_for_a_policy_that_is_trained_in_another_type(
     for dtype in (None, "float32", None, None):
         actors.ready_engines(EngineRequest(model, 64, dtype))
     assert [request.dtype_on(CPU) for request in group.requests] == started
+
+
+def test_groups_on_a_cluster_start_on_the_nodes_that_live_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An actor that is bound to a node which was lost would never start."""
+    nodes = ["here", "second", "third"]
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setattr(ray_cluster, "here_first", lambda _: nodes)
+    actors = WarmActors(ResourcesConfig(trainers=2, engines=3), tmp_path)
+    actors._device = Device("cpu", 2, private=False)
+    assert [place.node for place in actors.layout.places["engines"]] == ["here", "second", "third"]
+    nodes.remove("second")
+    assert [place.node for place in actors.layout.places["engines"]] == ["here", "third", "here"]
+    assert [place.node for place in actors.layout.places["policy"]] == ["here", "third"]
