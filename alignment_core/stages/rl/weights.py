@@ -38,6 +38,7 @@ class WeightSync:
     def send(self, step: int) -> None:
         """Give the engines the weights after so many steps."""
         self.ranks.empty_cache()
+        self.ranks.rest(keep_policy=True)
         # An adapter lies on the initial weights, also after a resume; warm engines may hold those of another stage.
         if step == 0 or (self.sends_adapter and not self.engines_have_start):
             self._send_start()
@@ -51,6 +52,7 @@ class WeightSync:
         if self.section.training.base_bits:
             self._send_weights(0, merge=False)
         else:
+            self.ranks.rest()
             self.engines.all(Engine.load, self.context.inputs["policy"], self.policy)
         self.engines_have_start = True
 
@@ -60,9 +62,11 @@ class WeightSync:
         buckets = (call(PolicyTrainer.bucket, spec, merge) for spec in specs)
         self.engines.all(Engine.begin_update)
         self.ranks.policy.relay(buckets, self.engines, Engine.load_bucket)
+        self.ranks.rest()  # before the engines allocate their cache
         self.engines.all(Engine.end_update, version_of(self.policy, step), step)
 
     def _send_adapter(self, step: int) -> None:
         """Send the adapter; the engines already hold the weights below it."""
         self.ranks.policy.relay([call(PolicyTrainer.adapter)], self.engines, Engine.load_adapter)
+        self.ranks.rest()
         self.engines.all(Engine.use_adapter, version_of(self.policy, step), step)
