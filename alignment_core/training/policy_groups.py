@@ -11,11 +11,13 @@ from typing import TypeVar
 
 import numpy as np
 
+from alignment_core.cluster.device import Device
 from alignment_core.cluster.group import ActorGroup
 from alignment_core.cluster.layout import LearnerRole, groups_of
 from alignment_core.errors import UserError
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.resources import FrozenPlacement
+from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.training.policy_trainer import PolicyTrainer, RlJob, averages
 from alignment_core.training.rank_folders import write
 from alignment_core.training.ranks import TrainerActors, open_job
@@ -94,12 +96,12 @@ class PolicyGroups:
         return _side_by_side([partial(function, group) for group in self.groups])
 
 
-def open_groups(trainers: TrainerActors, job: RlJob, resources: ResourcesConfig) -> PolicyGroups:
-    """Give the ranks of each model their part of the job, as ``resources.models`` places them.
+def open_groups(trainers: TrainerActors, job: RlJob, resources: ResourcesConfig, rests: bool = False) -> PolicyGroups:
+    """Give the ranks of each model their part of the job, as ``resources.models`` places them. ``rests``: see
+    :class:`PolicyGroups`.
 
-    Raises UserError for a reference that must be with the policy, and for ranks that cannot rest.
+    Raises UserError for a reference that must be with the policy.
     """
-    rests = _rests(trainers, job, resources)
     roles: list[LearnerRole] = ["policy"]
     if job.critic is not None:
         roles.append("critic")
@@ -119,16 +121,16 @@ def open_groups(trainers: TrainerActors, job: RlJob, resources: ResourcesConfig)
     return PolicyGroups(by_role, rests)
 
 
-def _rests(trainers: TrainerActors, job: RlJob, resources: ResourcesConfig) -> bool:
-    """Whether ranks rest while engines sample. Raises UserError if the recipe asks for it where they train meanwhile."""
-    takes_turns = job.section.execution.max_staleness == 0
-    if resources.offload_while_sampling and not takes_turns:
+def rest_while_sampling(section: RlConfig, resources: ResourcesConfig, device: Device) -> bool:
+    """Whether trainers rest while engines sample. Raises UserError if the recipe asks for it where they train meanwhile."""
+    takes_turns = section.execution.max_staleness == 0
+    wanted = resources.offload_while_sampling
+    if wanted and not takes_turns:
         raise UserError(
             "resources.offload_while_sampling: with `rl.execution.max_staleness` above 0 trainers work while engines sample; "
             "leave out one of the two fields"
         )
-    wanted = resources.offload_while_sampling
-    return takes_turns and (trainers.device.engines_give_way(resources) if wanted is None else wanted)
+    return takes_turns and (device.engines_give_way(resources) if wanted is None else wanted)
 
 
 def _side_by_side(functions: Sequence[Callable[[], R]]) -> list[R]:

@@ -312,7 +312,7 @@ class PolicyTrainer:
         self.resting.rest(weight_storages(self.policy.packed) if keep_policy else ())
 
     def wake(self) -> None:
-        """Move everything back that :meth:`rest` moved. Raises RuntimeError if the device has no memory for it."""
+        """Move everything back that :meth:`rest` moved; call it again if the device had no memory for it."""
         self.resting.wake()
 
     def empty_cache(self) -> None:

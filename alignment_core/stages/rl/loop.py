@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from alignment_core.artifacts.reference import MASTERS
-from alignment_core.errors import NumericError, Stopped
+from alignment_core.errors import NumericError, OutOfMemory, Stopped
 from alignment_core.execution.base import StageContext
 from alignment_core.execution.intermediate_checkpoints import IntermediateCheckpoints
 from alignment_core.execution.metric_window import MetricWindow
@@ -106,7 +106,8 @@ class Loop:
                     metrics |= self._sync_weights(step, evaluates)
             context.curve.add(step, "steps", metrics)
             context.report(step, section.steps, "steps", **metrics)
-        self._wake_trainers()
+        if self.ranks.rests:  # after an evaluation
+            self._wake_trainers()
         self.sampler.close()
         self._export()
         checkpoints.link(context, context.model("policy"))
@@ -286,7 +287,9 @@ class Loop:
         try:
             yield
         except Stopped:
-            if self.ranks.rests:
+            try:
+                self.ranks.wake()  # beside the engines: a stop does not wait for their calls in progress
+            except OutOfMemory:
                 self._wake_trainers()
             self._save(step, state)
             raise
