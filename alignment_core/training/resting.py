@@ -45,6 +45,7 @@ class Resting:
             if storage.resizable() and storage.data_ptr() not in kept
         ]
         start = sum(size for _, size in self._resting)
+        self._synchronize()  # with other streams, too
         for storage, size in storages:
             for on_device, on_cpu in self._pieces(storage, start):
                 on_cpu.copy_(on_device, non_blocking=True)
@@ -80,7 +81,7 @@ class Resting:
 
     def _pieces(self, storage: UntypedStorage, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The bytes of a storage, and their places in the slabs from the byte ``start`` on, piece by piece."""
-        whole = torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
+        whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         done = 0
         while done < len(whole):
             number, first = divmod(start + done, SLAB_BYTES)

@@ -69,7 +69,8 @@ def run(section: Section, machines: Any, tiny_model: Any, tmp_path: Path, monkey
         inputs = {"policy": policy, "prompts": data, **({"held_out": data} if "best" in section else {})}
         call = StageCall(stage="rl", label="rl", config=config, inputs=inputs, rerun=rerun)
         event = stopping or threading.Event()
-        result = run_stage(StageRequest(store, call, machines(2), resources, reporter, stopping=event))
+        engines = {"max_lora_rank": resources.max_lora_rank} if resources.max_lora_rank else {}
+        result = run_stage(StageRequest(store, call, machines(2, **engines), resources, reporter, stopping=event))
         assert set(rests) == {bool(resources.offload_while_sampling)}
         return result.outputs
 

@@ -93,7 +93,7 @@ class Trainer:
         self.weights = nn.Parameter(torch.arange(6.0).view(2, 3))
         self.weights.grad = torch.ones(2, 3)
         self.row = self.weights.detach()[1]
-        self.weights.half = torch.full((3,), 0.5)  # type: ignore[attr-defined]
+        self.weights.part = torch.full((3,), 0.5)  # type: ignore[attr-defined]
         self.states = {self.weights: {"moment": torch.ones(5, dtype=torch.bfloat16)}}
         buffer = torch.full((7,), 7.0)
         self.hook = lambda: buffer
@@ -102,7 +102,7 @@ class Trainer:
     def values(self) -> list[Tensor]:
         (state,) = self.states.values()
         of_weights: Any = self.weights
-        tensors = [self.weights, self.weights.grad, self.row, of_weights.half, state["moment"], self.hook()]
+        tensors = [self.weights, self.weights.grad, self.row, of_weights.part, state["moment"], self.hook()]
         return [tensor.detach().clone() for tensor in [*tensors, self.bound()]]
 
     def bytes(self) -> int:
