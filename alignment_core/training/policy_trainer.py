@@ -103,7 +103,8 @@ class PolicyTrainer:
         self.rows: list[Row] = []
         """Rows of the batch."""
         self.temperature = job.section.generation.temperature
-        self.resting = Resting(self, device.torch_device)
+        # All but the way to the engines, which get weights while the rest is in CPU memory.
+        self.resting = Resting((self.learners, self.frozen, self.moving), device.torch_device)
 
     def _source(self, model: Model, head: Head, **more: Any) -> ModelSource:
         adapters = derive_seed(self.job.seed, "adapters")

@@ -20,13 +20,14 @@ _OUTSIDE = (type, types.ModuleType, types.CodeType, types.FrameType)
 
 
 class Resting:
-    """The tensors of one object, such as a trainer with its engines: in the memory of a device or, while it rests, of the CPU.
+    """The tensors of some models with their optimisers: in the memory of a device or, while they rest, of the CPU.
 
     Storages are emptied and filled again in place, so that tensors, their views and all references to them stay valid.
     DeepSpeed's ``offload_states`` moves fewer of its tensors, and at ZeRO stage 3 requires its own optimiser.
     """
 
     def __init__(self, of: object, device: str) -> None:
+        """``of``: what leads to all of them, such as learners."""
         self.of = of
         self.device = torch.device(device)
         self._resting: list[tuple[UntypedStorage, int]] = []
@@ -121,7 +122,6 @@ def weight_storages(model: nn.Module) -> list[UntypedStorage]:
 def storages_of(root: object, device: torch.device) -> list[UntypedStorage]:
     """The memory of all tensors that ``root`` leads to, on devices of the kind of ``device``: by attributes, containers,
     closures and hooks, but not by classes and the globals of modules."""
-    outside = (*_OUTSIDE, Resting)  # whose slabs are on the CPU already
     namespaces = {id(vars(module)) for module in list(sys.modules.values()) if isinstance(module, types.ModuleType)}
     reached: list[Any] = [root]
     seen = {id(root)} | namespaces
@@ -135,7 +135,7 @@ def storages_of(root: object, device: torch.device) -> list[UntypedStorage]:
             if thing.is_leaf:
                 referents.append(thing.grad)
         for referent in referents:
-            if id(referent) not in seen and gc.is_tracked(referent) and not issubclass(type(referent), outside):
+            if id(referent) not in seen and gc.is_tracked(referent) and not issubclass(type(referent), _OUTSIDE):
                 seen.add(id(referent))
                 reached.append(referent)
     return list(storages.values())
