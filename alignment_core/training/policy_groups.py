@@ -11,13 +11,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from alignment_core.cluster.device import Device
 from alignment_core.cluster.group import ActorGroup
 from alignment_core.cluster.layout import LearnerRole, groups_of
 from alignment_core.errors import UserError
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.resources import FrozenPlacement
-from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.training.policy_trainer import PolicyTrainer, RlJob, averages
 from alignment_core.training.rank_folders import write
 from alignment_core.training.ranks import TrainerActors, open_job
@@ -119,18 +117,6 @@ def open_groups(trainers: TrainerActors, job: RlJob, resources: ResourcesConfig,
     groups = _side_by_side([partial(opened, host, held) for host, held in by_host.items()])
     by_role = {role: group for group, held in zip(groups, by_host.values(), strict=True) for role in held}
     return PolicyGroups(by_role, rests)
-
-
-def rest_while_sampling(section: RlConfig, resources: ResourcesConfig, device: Device) -> bool:
-    """Whether trainers rest while engines sample. Raises UserError if the recipe asks for it where they train meanwhile."""
-    takes_turns = section.execution.max_staleness == 0
-    wanted = resources.offload_while_sampling
-    if wanted and not takes_turns:
-        raise UserError(
-            "resources.offload_while_sampling: with `rl.execution.max_staleness` above 0 trainers work while engines sample; "
-            "leave out one of the two fields"
-        )
-    return takes_turns and (device.engines_give_way(resources) if wanted is None else wanted)
 
 
 def _side_by_side(functions: Sequence[Callable[[], R]]) -> list[R]:

@@ -21,7 +21,7 @@ from alignment_core.execution.runner import StageRequest, run_stage
 from alignment_core.recipes import ResourcesConfig, RlConfig
 from alignment_core.stages.rl import RlStageConfig
 from alignment_core.stages.rl.loop import Loop
-from alignment_core.training.policy_groups import PolicyGroups, rest_while_sampling
+from alignment_core.training.policy_groups import PolicyGroups
 from tests.stages.killing import Killer, store_with
 from tests.stages.rl_runs import RESOURCES, Section, prompts, section_of
 from tests.stages.test_rl import LETTERS
@@ -166,11 +166,10 @@ def test_a_stop_has_the_engines_free_their_memory_if_trainers_cannot_wake_beside
 def test_trainers_rest_where_engines_that_take_turns_with_them_share_their_gpus(
     max_staleness: int, kind: Any, fields: dict[str, Any], rests: bool | None
 ) -> None:
-    section = section_of(1, {"verifier": "task"}, execution={"max_staleness": max_staleness})
     device = Device(kind, 8)
     refused: Any = pytest.raises(UserError, match="max_staleness") if rests is None else nullcontext()
     with refused:
-        assert rest_while_sampling(RlConfig.model_validate(section), ResourcesConfig(**fields), device) is rests
+        assert device.trainers_rest(ResourcesConfig(**fields), max_staleness) is rests
 
 
 def test_trainers_with_gpus_of_their_own_cannot_rest() -> None:

@@ -31,7 +31,7 @@ from alignment_core.stages.rl.loop import Loop
 from alignment_core.stages.rl.rewards import Rewards, open_sources
 from alignment_core.stages.rl.weights import WeightSync
 from alignment_core.training.checkpoints import drop_incomplete, link_tree
-from alignment_core.training.policy_groups import open_groups, rest_while_sampling
+from alignment_core.training.policy_groups import open_groups
 from alignment_core.training.policy_trainer import RlJob
 from alignment_core.training.training_rows import shuffles
 
@@ -86,7 +86,7 @@ def run_section(context: StageContext, section: RlConfig, shows: Container[str])
         sampling = Sampling(engines, environments, schedule, text, turn_end.stop_ids, name, context.stopping)
         ends = [sources.stop, *([environments.close] if environments else [])]
         with closing(_sampler(context, section, sampling, rewards)) as sampler, _ended_when(context.stopping, *ends):
-            rests = rest_while_sampling(section, context.resources, trainers.device)
+            rests = trainers.device.trainers_rest(context.resources, section.execution.max_staleness)
             if rests:
                 sampler.release()  # until the trainers have loaded their models, and rest
             ranks = open_groups(trainers, job, context.resources, rests)
