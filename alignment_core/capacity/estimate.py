@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from alignment_core.capacity import memory
 from alignment_core.capacity.architecture import Architecture
@@ -240,7 +240,8 @@ def _peaks(
     engine: Role,
     rewards: Sequence[Role],
 ) -> list[Peak]:
-    """The fullest moment of the GPUs of each group. Engines that share GPUs with the policy are asleep while it trains."""
+    """The fullest moment of the GPUs of each group. Engines that share GPUs with the policy are asleep while it trains, and get
+    its weights before they have a cache."""
     engines_apart = not cluster.device.engines_give_way(resources)
     groups: dict[str, list[Role]] = {}
     for name, role, _, _ in learners:
@@ -255,9 +256,20 @@ def _peaks(
             peaks.append(_peak(cluster, host, "training" if host != "reward" else "scoring", roles, largest))
     if engines_apart:
         peaks.append(_peak(cluster, "engines", "sampling", [engine], None))
+    elif cluster.device.trainers_rest(resources, work.section.execution.max_staleness):
+        policy = next(role for name, role, _, _ in learners if name == "policy")
+        sent = [_part(policy, "weights"), _part(engine, "weights", "reserve")]
+        beside = rewards if reward_host == "policy" else ()
+        peaks.append(_peak(cluster, "policy", "weight transfer", [*sent, *beside], None))
+        peaks.append(_peak(cluster, "policy", "sampling", [engine, *beside], None))
     else:
         peaks.append(_peak(cluster, "policy", "sampling", [*groups["policy"], engine], None))
     return peaks
+
+
+def _part(role: Role, *terms: str) -> Role:
+    """These terms of a model's memory alone."""
+    return replace(role, terms={term: role.terms[term] for term in terms})
 
 
 def _peak(cluster: Cluster, where: str, moment: str, roles: Sequence[Role], passing: Role | None) -> Peak:

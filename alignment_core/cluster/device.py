@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from alignment_core.cluster.layout import ENGINE_GPU, LEARNERS, Counts, Place, gpus_apart, gpus_needed, host_of
 from alignment_core.cores import physical_cores
-from alignment_core.errors import EnvironmentFault
+from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.recipes import ResourcesConfig
 
 MIB = 1 << 20
@@ -132,6 +132,19 @@ class Device:
     def engines_give_way(self, resources: ResourcesConfig) -> bool:
         """Whether engines share GPUs with trainers, so that they must free their memory whenever they do not sample."""
         return self.kind == "cuda" and not self._apart(resources)
+
+    def trainers_rest(self, resources: ResourcesConfig, max_staleness: int) -> bool:
+        """Whether trainers keep all that they have in CPU memory while engines sample. Raises UserError if the recipe asks for
+        it where trainers work meanwhile."""
+        wanted = resources.offload_while_sampling
+        if wanted and max_staleness:
+            raise UserError(
+                "resources.offload_while_sampling: with `rl.execution.max_staleness` above 0 trainers work while engines "
+                "sample; leave out one of the two fields"
+            )
+        if max_staleness:
+            return False
+        return self.engines_give_way(resources) if wanted is None else wanted
 
     def counts(self, resources: ResourcesConfig) -> Counts:
         """Ranks and engines of a run."""

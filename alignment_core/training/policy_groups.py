@@ -30,9 +30,11 @@ REFERENCE = "reference_logps"
 class PolicyGroups:
     """Calls of :class:`PolicyTrainer` on the ranks that hold the model in question."""
 
-    def __init__(self, groups: Mapping[LearnerRole, Group]) -> None:
-        """``groups``: the ranks of each model; several models may have the same ones."""
+    def __init__(self, groups: Mapping[LearnerRole, Group], rests: bool = False) -> None:
+        """``groups``: the ranks of each model; several models may have the same ones. ``rests``: whether those that share GPUs
+        with the engines rest while these sample."""
         self.by_role = groups
+        self.rests = rests
         self.groups: list[Group] = list(dict.fromkeys(groups.values()))
         """All groups, the policy's first."""
         self._for_policy: dict[str, np.ndarray] = {}
@@ -71,6 +73,17 @@ class PolicyGroups:
         """See :meth:`PolicyTrainer.empty_cache`."""
         self._all(lambda group: group.all(PolicyTrainer.empty_cache))
 
+    def rest(self, keep_policy: bool = False) -> None:
+        """See :meth:`PolicyTrainer.rest`; of the policy's ranks, because engines are never on GPUs of other models alone. Does
+        nothing if they do not rest in this run."""
+        if self.rests:
+            self.policy.all(PolicyTrainer.rest, keep_policy)
+
+    def wake(self) -> None:
+        """See :meth:`PolicyTrainer.wake`."""
+        if self.rests:
+            self.policy.all(PolicyTrainer.wake)
+
     def export(self, name: str, folder: Path, adapter: Path | None = None, masters: Path | None = None) -> None:
         """See :meth:`PolicyTrainer.export`."""
         folders = [path for path in (folder, adapter, masters) if path]
@@ -81,8 +94,9 @@ class PolicyGroups:
         return _side_by_side([partial(function, group) for group in self.groups])
 
 
-def open_groups(trainers: TrainerActors, job: RlJob, resources: ResourcesConfig) -> PolicyGroups:
-    """Give the ranks of each model their part of the job, as ``resources.models`` places them.
+def open_groups(trainers: TrainerActors, job: RlJob, resources: ResourcesConfig, rests: bool = False) -> PolicyGroups:
+    """Give the ranks of each model their part of the job, as ``resources.models`` places them. ``rests``: see
+    :class:`PolicyGroups`.
 
     Raises UserError for a reference that must be with the policy.
     """
@@ -102,7 +116,7 @@ def open_groups(trainers: TrainerActors, job: RlJob, resources: ResourcesConfig)
 
     groups = _side_by_side([partial(opened, host, held) for host, held in by_host.items()])
     by_role = {role: group for group, held in zip(groups, by_host.values(), strict=True) for role in held}
-    return PolicyGroups(by_role)
+    return PolicyGroups(by_role, rests)
 
 
 def _side_by_side(functions: Sequence[Callable[[], R]]) -> list[R]:

@@ -35,6 +35,7 @@ from alignment_core.training.frozen import FrozenModel
 from alignment_core.training.learner import Learner, ModelSource, Term
 from alignment_core.training.moving_reference import MovingReference
 from alignment_core.training.pretraining import Pretraining
+from alignment_core.training.resting import Resting, weight_storages
 from alignment_core.training.schedule import learning_rate
 from alignment_core.training.step_data import StepData
 from alignment_core.training.step_report import StepReport
@@ -102,6 +103,8 @@ class PolicyTrainer:
         self.rows: list[Row] = []
         """Rows of the batch."""
         self.temperature = job.section.generation.temperature
+        # All but the way to the engines, which get weights while the rest is in CPU memory.
+        self.resting = Resting((self.learners, self.frozen, self.moving), device.torch_device)
 
     def _source(self, model: Model, head: Head, **more: Any) -> ModelSource:
         adapters = derive_seed(self.job.seed, "adapters")
@@ -176,6 +179,7 @@ class PolicyTrainer:
         ``old`` the policy's log-probabilities, and its tokens of high entropy if only these are trained. Rank 0 returns the
         ``wanted`` ones that are here, [K] by name.
         """
+        self.resting.check_awake()
         passes: list[tuple[str, Any, bool]] = []
         policy = self.learners.get("policy")
         if old and policy:
@@ -229,6 +233,7 @@ class PolicyTrainer:
         """All optimiser steps on the batch with further ``numbers``; a report for each learner that took steps, and for
         ``pretraining``. The critic's values are standardised by the mean and deviation ``of_values``, as its ``returns`` are.
         """
+        self.resting.check_awake()
         self.batch.numbers.update(numbers)
         if "critic" in self.learners:
             (zero, one), (mean, deviation) = self.critic_units, of_values
@@ -302,6 +307,15 @@ class PolicyTrainer:
         zero, one = self.critic_units
         return (output_K.float() - zero) / one
 
+    def rest(self, keep_policy: bool = False) -> None:
+        """Move all models and optimiser states to CPU memory, where they stay until :meth:`wake`; with ``keep_policy`` all but
+        the policy's weights, which engines get. Raises EnvironmentFault if they do not fit there."""
+        self.resting.rest(weight_storages(self.policy.packed) if keep_policy else ())
+
+    def wake(self) -> None:
+        """Move everything back that :meth:`rest` moved; call it again if the device had no memory for it."""
+        self.resting.wake()
+
     def empty_cache(self) -> None:
         """Release the memory that the update used: engines on the same GPUs need it when they wake up."""
         torch.cuda.empty_cache()  # without CUDA this does nothing
@@ -322,6 +336,7 @@ class PolicyTrainer:
     def export(self, name: str, directory: Path, adapter: Path | None = None, masters: Path | None = None) -> None:
         """Write the ``policy``, its moving ``average`` or the ``critic`` as a Hugging Face folder, and its LoRA adapter and
         master weights to the folders ``adapter`` and ``masters``, if they are given."""
+        self.resting.check_awake()
         average = name == "average"
         self.learners["policy" if average else name].export(directory, average, adapter, masters)
 
@@ -332,6 +347,7 @@ class PolicyTrainer:
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint of this step."""
+        self.resting.check_awake()
         for name, learner in self.learners.items():
             learner.save(folder / name)
         if self.moving:
@@ -343,6 +359,7 @@ class PolicyTrainer:
             learner.close()
         if self.frozen is not None:
             self.frozen.close()
+        self.resting.close()
 
 
 def averages(reports: Sequence[Mapping[str, StepReport]]) -> dict[str, float]:

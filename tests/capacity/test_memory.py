@@ -25,7 +25,8 @@ GB = 1e9
 def test_ppo_of_7b_on_eight_gpus_is_too_large_when_the_engine_wakes(tmp_path: Path) -> None:
     """By hand, for 7.62B parameters and ZeRO 2 over 8: policy and critic have 2 bytes a parameter and 16 / 8, and buffers of
     500M gradients of 4 bytes; the reference has 2 bytes a parameter, and the engine 0.4 of 80 GB."""
-    recipe = recipe_of(tmp_path, ppo({"models": {"reward": {"gpus": 1}}}))
+    apart = {"models": {"reward": {"gpus": 1}}}
+    recipe = recipe_of(tmp_path, ppo({**apart, "offload_while_sampling": False}))
     cluster = Cluster(hardware_of("h100"), 9, Architecture.of(QWEN_2_5_7B))
     result = estimate(only_work(recipe), recipe.resources, cluster)
     count = 7.62
@@ -35,6 +36,14 @@ def test_ppo_of_7b_on_eight_gpus_is_too_large_when_the_engine_wakes(tmp_path: Pa
     assert sampling.parts["reference"] / GB == pytest.approx(2 * count, rel=0.01)
     assert sampling.parts["engines"] / GB == pytest.approx(32)
     assert any("in sampling" in problem for problem in result.problems)
+
+    rests = recipe_of(tmp_path, ppo({**apart, "gpu_memory_utilization": 0.8}))
+    result = estimate(only_work(rests), rests.resources, cluster)
+    of_moment = {peak.moment: peak for peak in result.peaks if peak.where == "policy"}
+    assert of_moment["sampling"].size / GB == pytest.approx(64), "the trainers rest in CPU memory"
+    assert of_moment["weight transfer"].parts["policy"] / GB == pytest.approx(2 * count, rel=0.01)
+    assert of_moment["weight transfer"].parts["engines"] / GB == pytest.approx(2 * count + 2.1, rel=0.01)
+    assert not any("in sampling" in problem for problem in result.problems)
 
 
 @pytest.mark.parametrize(

@@ -26,12 +26,19 @@ def test_what_fits_is_left_alone(tmp_path: Path) -> None:
     assert result.as_object()["money"] == pytest.approx(2.0 * 8 * 10 * result.estimates[0].step / 3600)
 
 
-def test_the_nearest_placement_of_7b_splits_more(tmp_path: Path) -> None:
-    recipe = recipe_of(tmp_path, ppo({}))
+@pytest.mark.parametrize(
+    ("resources", "changes"),
+    [({}, {"zero_stage": 3}), ({"offload_while_sampling": False}, {"zero_stage": 3, "offload_optimizer": True})],
+    ids=["trainers rest while engines sample", "they do not"],
+)
+def test_the_nearest_placement_of_7b_splits_more(
+    resources: dict[str, Any], changes: dict[str, Any], tmp_path: Path
+) -> None:
+    recipe = recipe_of(tmp_path, ppo(resources))
     result = capacity(work_of(recipe, Lengths()), recipe.resources, _cluster(8))
     assert "rl: a GPU of the policy needs" in result.problems[0]
     assert result.alternative is not None
-    assert result.alternative.changes == {"zero_stage": 3, "offload_optimizer": True}
+    assert result.alternative.changes == changes
     again = capacity(work_of(recipe, Lengths()), result.alternative.resources, _cluster(8))
     assert again.problems == []
 

@@ -42,7 +42,7 @@ class _Loop(Loop):
         )
         self.section = SimpleNamespace(steps=STEPS, training=TrainingConfig())  # type: ignore[assignment]
         group = SimpleNamespace(all=lambda *_: [{"step": start, "driver": {}, "parameters": 1}])
-        self.ranks = SimpleNamespace(groups=[group])  # type: ignore[assignment]
+        self.ranks = SimpleNamespace(groups=[group], rests=False, wake=lambda: 0)  # type: ignore[assignment]
         self.sampler = self.trajectories = SimpleNamespace(close=lambda: 0, settle=lambda: 0)  # type: ignore[assignment]
         self.best = _Best()  # type: ignore[assignment]
         self.stops = stops

@@ -24,10 +24,12 @@ class Group:
     def __init__(self, calls: list[str]) -> None:
         self.calls = calls
 
-    def all(self, method: Any, *_: Any) -> list[Any]:
+    def all(self, method: Any, *arguments: Any) -> list[Any]:
         if method is PolicyTrainer.empty_cache:
             trainer: Any = self
             method(trainer)
+        elif method is PolicyTrainer.rest:
+            self.calls.append("rest but for the policy" if arguments[0] else "rest")
         else:
             self.calls.append(method.__name__)
         return [[]]
@@ -56,3 +58,8 @@ def test_trainers_release_the_memory_of_an_update_before_engines_wake_up(
     group: Any = Group(seen)
     WeightSync(context, section, group, PolicyGroups({"policy": group}), "policy").send(step)
     assert seen == ["empty_cache", *calls]
+    seen.clear()
+    WeightSync(context, section, group, PolicyGroups({"policy": group}, rests=True), "policy").send(step)
+    # The engines allocate their weights in the first of their calls, and their cache in the last one.
+    resting = ["rest but for the policy", *calls[:-1], "rest", calls[-1]]
+    assert [name for name in seen if name != "empty_cache"] == resting

@@ -150,6 +150,11 @@ class ResourcesConfig(Config):
     """On several GPUs, sum gradients of layers while the backward pass computes those before them. Takes memory for a second
     bucket of gradients (see `deepspeed: {zero_optimization: {reduce_bucket_size: …}}`). Has no effect without ZeRO. Default:
     false."""
+    offload_while_sampling: bool | None = unkeyed(None)
+    """Keep the models and optimiser states of reinforcement learning's trainers in pinned CPU memory while engines on the same
+    GPUs sample, which leaves these memory for a larger `gpu_memory_utilization`. It changes no result. Each rank needs as
+    much CPU memory as it has on its GPU, and copies it there and back in each step. Needs `placement: colocated`, and
+    `rl.execution.max_staleness: 0`. Default: true if both are given and there are GPUs."""
     gradient_checkpointing: bool | Literal["selective"] | None = None
     """Recompute activations in the backward pass, for about a third more time; `selective`: only those that are neither matrix
     products nor attention, which take half of the memory, for about 3 % more time. On a GPU it recomputes FlexAttention
@@ -273,6 +278,10 @@ class ResourcesConfig(Config):
             raise ValueError(f"`engine_options.load_format: {form}` reads pickles, which can run code: remove it")
         if self.attention == "flash_attention_2" and self.device == "cpu":
             raise ValueError("`attention: flash_attention_2` computes on GPUs alone: leave it out with `device: cpu`")
+        if self.offload_while_sampling and self.placement == "disaggregated":
+            raise ValueError(
+                "`offload_while_sampling` needs `placement: colocated`: trainers with GPUs of their own keep their memory"
+            )
         if self.offload_optimizer and self.zero_stage == 0:
             raise ValueError(
                 "`offload_optimizer` needs `zero_stage` 1, 2 or 3, even with one trainer: leave `zero_stage` out for 2"

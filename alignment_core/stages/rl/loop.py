@@ -10,10 +10,11 @@ from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from alignment_core.artifacts.reference import MASTERS
-from alignment_core.errors import NumericError, Stopped
+from alignment_core.errors import NumericError, OutOfMemory, Stopped
 from alignment_core.execution.base import StageContext
 from alignment_core.execution.intermediate_checkpoints import IntermediateCheckpoints
 from alignment_core.execution.metric_window import MetricWindow
@@ -82,12 +83,11 @@ class Loop:
         rewards_differ = step > 0
         if self.best:
             self.best.resume(state["driver"].get("best"), state["driver"].get("evaluated", 0))
+        checkpoints = IntermediateCheckpoints(context.progress, section.training, step, section.steps)
+        self._keep_if_due(checkpoints, step)
         metrics |= self._sync_weights(step, self._evaluates(step))
         context.report(step, section.steps, "steps", **metrics)
-        checkpoints = IntermediateCheckpoints(context.progress, section.training, step, section.steps)
         while step < section.steps:
-            if checkpoints.is_due(step):
-                checkpoints.add(step, partial(self.ranks.export, "policy"))
             with self._saved_if_stopped(step):
                 metrics = self._step(step)
             step += 1
@@ -96,14 +96,18 @@ class Loop:
                 step, {name: metrics[name] for name in metrics if name in self.shows or name.startswith("reward")}
             )
             context.curve.add(step, "steps", metrics)  # before the checkpoints, which hold the curve
+            # All that needs the trainers comes before the engines, while which sample they may rest.
+            if (step < section.steps and self.schedule.is_due) or context.stopping.is_set():
+                self._save(step, self._state())
+            self._keep_if_due(checkpoints, step)
             evaluates = self._evaluates(step)
             if step < section.steps or evaluates:
                 with self._saved_if_stopped(step):
                     metrics |= self._sync_weights(step, evaluates)
             context.curve.add(step, "steps", metrics)
-            if (step < section.steps and self.schedule.is_due) or context.stopping.is_set():
-                self._save(step, self._state())
             context.report(step, section.steps, "steps", **metrics)
+        if self.ranks.rests:  # after an evaluation
+            self._wake_trainers()
         self.sampler.close()
         self._export()
         checkpoints.link(context, context.model("policy"))
@@ -117,7 +121,7 @@ class Loop:
         section = self.section
         rollouts, metrics = self.rewards.next_batch(self.sampler, step)
         with self.watch.part("transfer"):
-            self.sampler.release()
+            self._wake_trainers()
         used = [rollout for rollout in rollouts if rollout.used]
         if all(rollout.masked for rollout in used):
             return metrics | self._skip(step, rollouts)
@@ -137,6 +141,11 @@ class Loop:
                 self.kl_coefficient, metrics["kl"], section.kl.target, len(used), section.kl.horizon
             )
         return metrics | self._lengths(rollouts)
+
+    def _wake_trainers(self) -> None:
+        """Free the GPUs that the engines share with the trainers, and let these have their memory back."""
+        self.sampler.release()
+        self.ranks.wake()
 
     def _skip(self, step: int, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """A step without completions to train on; metrics."""
@@ -233,9 +242,20 @@ class Loop:
             if not evaluates or self.best is None:
                 return {}
             with self.watch.part("best"):
-                return self.best.evaluate(
-                    step, self.sampling, self.rewards.sources, partial(self.ranks.export, "policy")
-                )
+                return self.best.evaluate(step, self.sampling, self.rewards.sources, partial(self._export_best, step))
+
+    def _export_best(self, step: int, folder: Path) -> None:
+        """Write the policy after so many steps, which the engines sample with before and after."""
+        if self.ranks.rests:
+            self._wake_trainers()
+        self.ranks.export("policy", folder)
+        if self.ranks.rests and step < self.section.steps:
+            self.weights.send(step)
+
+    def _keep_if_due(self, checkpoints: IntermediateCheckpoints, step: int) -> None:
+        """Keep the policy after so many steps as an output, if it is due."""
+        if checkpoints.is_due(step):
+            checkpoints.add(step, partial(self.ranks.export, "policy"))
 
     def _state(self) -> dict[str, Any]:
         """Plain data for a checkpoint, beside the trainers' own."""
@@ -267,6 +287,10 @@ class Loop:
         try:
             yield
         except Stopped:
+            try:
+                self.ranks.wake()  # beside the engines: a stop does not wait for their calls in progress
+            except OutOfMemory:
+                self._wake_trainers()
             self._save(step, state)
             raise
 

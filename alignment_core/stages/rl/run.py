@@ -86,7 +86,10 @@ def run_section(context: StageContext, section: RlConfig, shows: Container[str])
         sampling = Sampling(engines, environments, schedule, text, turn_end.stop_ids, name, context.stopping)
         ends = [sources.stop, *([environments.close] if environments else [])]
         with closing(_sampler(context, section, sampling, rewards)) as sampler, _ended_when(context.stopping, *ends):
-            ranks = open_groups(trainers, job, context.resources)
+            rests = trainers.device.trainers_rest(context.resources, section.execution.max_staleness)
+            if rests:
+                sampler.release()  # until the trainers have loaded their models, and rest
+            ranks = open_groups(trainers, job, context.resources, rests)
             weights = WeightSync(context, section, engines, ranks, name)
             loop = Loop(context, section, ranks, weights, sampling, sampler, rewards, best, trajectories, watch, shows)
             metrics = loop.run()

@@ -33,7 +33,7 @@ def test_a_recipe_that_does_not_fit_ends_with_1_and_the_nearest_placement(tmp_pa
     result = json.loads(done.stdout)
     assert result["status"] == "does not fit"
     assert result["problems"][0].startswith("rl: a GPU of the policy needs ")
-    assert result["nearest"]["changes"] == {"zero_stage": 3, "offload_optimizer": True}
+    assert result["nearest"]["changes"] == {"zero_stage": 3}, "the trainers rest while engines sample"
     assert {"stage", "parts", "tokens_per_step", "memory"} <= result["stages"][0].keys()
 
 
