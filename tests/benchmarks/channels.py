@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -12,18 +11,19 @@ from typing import Any
 import torch
 
 from alignment_core.cluster import ray_cluster
+from alignment_core.cluster.device import Device
 from alignment_core.cluster.group import ActorGroup, wait_together
 from alignment_core.cluster.layout import Place
 from alignment_core.inference.channels.buckets import Assembler, Bucket, from_bucket
 from alignment_core.inference.channels.channel import Channel, Receiver, Sender
 from alignment_core.inference.channels.control import Address
 from alignment_core.inference.channels.ray_objects import RaySender
+from alignment_core.recipes import ResourcesConfig
 
 KINDS = ("memory", "broadcast", "ray")
 SIZES, REPEATS, WAIT = (64, 512), 5, 120.0
 """MiB of all weights, updates that are measured, and the deadline of each call."""
 TENSOR_BYTES = 8 << 20
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 class Side:
@@ -79,8 +79,11 @@ class Sink(Side):
 def measured(folder: Path, receivers: int = 1) -> Iterator[dict[str, Any]]:
     """A line for each kind of channel and size."""
     ray = ray_cluster.connect(folder)
-    sinks: ActorGroup[Sink] = ActorGroup(ray, "sinks", [Place()] * receivers, [ENVIRONMENT] * receivers, WAIT)
-    sources: ActorGroup[Source] = ActorGroup(ray, "sources", [Place()], [ENVIRONMENT], WAIT)
+    device, resources = Device("cpu", receivers + 1), ResourcesConfig(engines=receivers, threads=1)
+    of_sinks = [device.engine_environment(resources, Place())] * receivers
+    of_source = device.trainer_environment(resources, 1)
+    sinks: ActorGroup[Sink] = ActorGroup(ray, "sinks", [Place()] * receivers, of_sinks, WAIT)
+    sources: ActorGroup[Source] = ActorGroup(ray, "sources", [Place()], [of_source], WAIT)
     for mib in SIZES:
         for kind in KINDS:
             sources.make(f"{__name__}:Source", [{"mib": mib}])
@@ -115,11 +118,11 @@ def _of_updates(kind: Any, sources: ActorGroup[Source], sinks: ActorGroup[Sink],
 def _update(kind: str, sources: ActorGroup[Source], sinks: ActorGroup[Sink]) -> Sequence[float]:
     """Seconds of an update, and processor seconds of the sender, a receiver and this process."""
     before = [sources.one(0, Side.processor_seconds), sinks.one(0, Side.processor_seconds)]
-    own, started = sum(os.times()[:2]), time.perf_counter()
+    own, started = time.process_time(), time.perf_counter()
     if kind == "ray":
         sources.all(Source.send_weights)
     else:
         wait_together(sinks.started(Sink.receive_weights), sources.started(Source.send_weights))
-    seconds, driver = time.perf_counter() - started, sum(os.times()[:2]) - own
+    seconds, driver = time.perf_counter() - started, time.process_time() - own
     after = [sources.one(0, Side.processor_seconds), sinks.one(0, Side.processor_seconds)]
     return [seconds, *(later - earlier for later, earlier in zip(after, before, strict=True)), driver]
