@@ -15,9 +15,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 RECIPE = """
 method: rl
+name: nodes
 seed: 1
 model:
-  scratch: {architecture: llama, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 2}
+  scratch: {architecture: llama, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 2}
 rl:
   prompts: {task: reverse, rows: 24}
   steps: 3
