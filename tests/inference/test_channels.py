@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import AuthenticationError
 from pathlib import Path
 from typing import Any
@@ -203,6 +205,18 @@ def test_a_process_without_the_key_gets_no_weights(kind: Any) -> None:
     sender, stranger = Sender(Channel(kind, 1, 5.0)), Channel(kind, 1, 5.0)
     with pytest.raises(AuthenticationError):
         Receiver(stranger, sender.address)
+    sender.close()
+
+
+def test_a_silent_stranger_keeps_no_engine_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a scan of ports."""
+    monkeypatch.setattr("alignment_core.inference.channels.control.PROOF_SECONDS", 1)
+    sender = Sender(Channel("memory", 1, 20.0))
+    with socket.socket(socket.AF_UNIX) as stranger, ThreadPoolExecutor(1) as pool:
+        stranger.connect(sender.address)
+        received = pool.submit(lambda: receives(1)(Receiver(sender.channel, sender.address)))
+        sender.send(weights_of(1))
+        assert received.result() == [as_received(weights_of(1))]
     sender.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 import threading
 import time
 from collections import deque
@@ -18,6 +19,8 @@ from alignment_core.errors import DeadlineExceeded, PeerFailed, first_line
 
 OPEN_SECONDS = 60.0
 """Deadline of the connections of one channel."""
+PROOF_SECONDS = 3
+"""Time for a process to prove that it is of this run."""
 POLL_SECONDS = 0.1
 REASON_SECONDS = 1.0
 """Time for the reason of a failure to travel."""
@@ -130,13 +133,19 @@ class Listener:
             while len(self._accepted) < self._count and time.monotonic() < deadline and not self._closed:
                 try:
                     accepted, _ = self._socket.accept()
-                    accepted.settimeout(None)
-                    connection = Connection(accepted.detach())
-                    deliver_challenge(connection, self._key)
-                    answer_challenge(connection, self._key)
+                    self._accepted.append(self._proved(accepted))
                 except (OSError, EOFError, AuthenticationError):  # no connection yet, or of a stranger
                     continue
-                self._accepted.append(connection)
+
+    def _proved(self, accepted: socket.socket) -> Connection:
+        """The connection of a process that shows within a few seconds that it knows the key."""
+        with accepted:
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", PROOF_SECONDS, 0))
+            connection = Connection(os.dup(accepted.fileno()))
+            deliver_challenge(connection, self._key)
+            answer_challenge(connection, self._key)
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+        return connection
 
     def connections(self) -> list[Connection]:
         """Wait until all receivers have connected."""

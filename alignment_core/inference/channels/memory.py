@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from mmap import mmap
-from multiprocessing.reduction import recv_handle, send_handle
 from typing import TYPE_CHECKING
 
 from alignment_core.inference.channels.control import Peers
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class SharedMemory:
-    """Buffers in shared memory, whose file descriptor travels over the peers' Unix sockets."""
+    """Buffers in memory that receivers open through the sender's entry in /proc."""
 
     def __init__(self, peers: Peers, is_sender: bool, size: int, count: int) -> None:
         import torch
@@ -22,10 +21,11 @@ class SharedMemory:
         if is_sender:
             descriptor = os.memfd_create("weights")
             os.ftruncate(descriptor, size * count)
-            for connection in peers.connections:
-                send_handle(connection, descriptor, 0)
+            peers.send(f"/proc/{os.getpid()}/fd/{descriptor}")
+            peers.receive()  # all have opened it
         else:
-            descriptor = recv_handle(peers.connections[0])
+            descriptor = os.open(peers.receive()[0], os.O_RDWR)
+            peers.send(None)
         whole = torch.frombuffer(mmap(descriptor, size * count), dtype=torch.uint8)
         os.close(descriptor)
         self.buffers: list[Tensor] = list(whole.split(size))
