@@ -58,6 +58,10 @@ class DeadlineExceeded(InfrastructureError):
     """A wait exceeded its deadline; the message names the wait. The run host is ended and a new one retries."""
 
 
+class PeerFailed(InfrastructureError):
+    """The other side of a transfer failed or died; its own error, where it can be had, says more."""
+
+
 class RestartsExhausted(InfrastructureError):
     """A stage failed after its maximum number of restarts inside one run host. Not retried."""
 

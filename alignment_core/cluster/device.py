@@ -82,14 +82,14 @@ class Device:
         """Data-parallel trainer ranks."""
         if self.kind == "cpu":
             return resources.trainers or 1  # a second one would have the whole model again, and exchange gradients
-        of_engines = self.engines(resources) * resources.tensor_parallel_size if self._apart(resources) else 0
+        of_engines = self.engines(resources) * resources.tensor_parallel_size if self.engines_apart(resources) else 0
         return resources.trainers or max(1, self.count - of_engines - gpus_apart(resources))
 
     def engines(self, resources: ResourcesConfig) -> int:
         """vLLM engines."""
         if resources.engines:
             return resources.engines
-        if self._apart(resources):
+        if self.engines_apart(resources):
             gpus = self.count - gpus_apart(resources)
             gpus = gpus - resources.trainers if resources.trainers else gpus // 2
         else:
@@ -125,13 +125,13 @@ class Device:
         trainers, engines = self.learners(resources), self.engines(resources) * resources.tensor_parallel_size
         return trainers * self.threads(resources, trainers) + engines * self._engine_threads(resources) > self.count
 
-    def _apart(self, resources: ResourcesConfig) -> bool:
+    def engines_apart(self, resources: ResourcesConfig) -> bool:
         """Whether engines have GPUs of their own."""
         return self.kind == "cuda" and resources.placement == "disaggregated"
 
     def engines_give_way(self, resources: ResourcesConfig) -> bool:
         """Whether engines share GPUs with trainers, so that they must free their memory whenever they do not sample."""
-        return self.kind == "cuda" and not self._apart(resources)
+        return self.kind == "cuda" and not self.engines_apart(resources)
 
     def trainers_rest(self, resources: ResourcesConfig, max_staleness: int) -> bool:
         """Whether trainers keep all that they have in CPU memory while engines sample. Raises UserError if the recipe asks for
@@ -149,7 +149,7 @@ class Device:
     def counts(self, resources: ResourcesConfig) -> Counts:
         """Ranks and engines of a run."""
         trainers, engines = self.trainers(resources), self.engines(resources)
-        return Counts(trainers, engines, resources.tensor_parallel_size, self._apart(resources))
+        return Counts(trainers, engines, resources.tensor_parallel_size, self.engines_apart(resources))
 
     def gpus_needed(self, resources: ResourcesConfig) -> int:
         """GPUs of a run; 0 on a CPU. Raises EnvironmentFault if there are fewer."""

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
@@ -14,15 +15,15 @@ from alignment_core.cluster.actor import Actor, Call, Guard, call
 from alignment_core.cluster.deaths import death
 from alignment_core.cluster.device import Place
 from alignment_core.cluster.ray_cluster import is_private
-from alignment_core.errors import AlignmentError, DeadlineExceeded, InfrastructureError
+from alignment_core.errors import AlignmentError, DeadlineExceeded, InfrastructureError, PeerFailed
 from alignment_core.heartbeat import beat
 
 PROBE_SECONDS = 3.0
 """Time for actors to show that they are alive."""
 RESET_SECONDS = 5.0
 """Time for running calls to end, after which their actors are killed rather than reused."""
-RELAYED = 2
-"""Payloads between two groups at a time: one is made while the other is received."""
+ECHO_SECONDS = 5.0
+"""Time for calls that depend on each other to end after one of them failed: the failure that comes first may be an echo."""
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -104,7 +105,7 @@ class ActorGroup(Generic[T]):
         """The rendezvous of the actors: a file if all are on this node (no open port), otherwise rank 0's address. Waits for
         their processes only on a cluster."""
         if not is_private():
-            nodes = self._wait([actor.node.remote() for actor in self.actors], "placement")
+            nodes = self.nodes()
             here = self.ray.get_runtime_context().get_node_id()
             self.elsewhere = tuple(nodes.index(node) for node in dict.fromkeys(nodes) if node != here)
             self.on_machine = tuple(nodes.count(node) for node in nodes)
@@ -152,24 +153,25 @@ class ActorGroup(Generic[T]):
         result: R = self._wait([reference], method.__name__, seconds)[0]
         return result
 
-    def relay(self, calls: Iterable[Call[T, R]], to: ActorGroup[U], receive: Callable[[U, R], object]) -> None:
-        """Make each call on every actor, and pass rank 0's result to the method ``receive`` of every object of ``to``.
+    def pass_on(self, requested: Call[T, R], to: ActorGroup[U], receive: Callable[[U, R], object]) -> None:
+        """Make a call on every actor, and pass rank 0's result to the method ``receive`` of every object of ``to``.
 
-        Results go from actor to actor, never through this process, and at most ``RELAYED`` of them exist at a time.
+        It goes from actor to actor, never through this process.
         """
-        pending: list[tuple[list[Any], list[Any]]] = []
         name = receive.__name__
-        for requested in calls:
-            if len(pending) == RELAYED:
-                self._wait_for_relay(*pending.pop(0), to, name)
-            results = [actor.call.remote(requested) for actor in self.actors]
-            pending.append((results[1:], [actor.call_with.remote(name, results[0]) for actor in to.actors]))
-        for results, received in pending:
-            self._wait_for_relay(results, received, to, name)
-
-    def _wait_for_relay(self, results: list[Any], received: list[Any], to: ActorGroup[U], name: str) -> None:
-        self._wait(results, name)
+        results = [actor.call.remote(requested) for actor in self.actors]
+        received = [actor.call_with.remote(name, results[0]) for actor in to.actors]
+        self._wait(results[1:], requested.method)
         to._wait(received, name)
+
+    def started(self, method: Callable[Concatenate[T, P], R], /, *arguments: P.args, **named: P.kwargs) -> Started:
+        """Call the method of every actor's object, without waiting: :func:`wait_together` does."""
+        requested = call(method, *arguments, **named)
+        return Started(self, requested.method, [actor.call.remote(requested) for actor in self.actors])
+
+    def nodes(self) -> list[str]:
+        """Ray's ids of the nodes that the actors are on."""
+        return self._wait([actor.node.remote() for actor in self.actors], "placement")
 
     def spread(self, calls: Iterable[tuple[int, Call[T, R]]]) -> Iterator[tuple[int, R]]:
         """Make each numbered call on the next idle actor; yields numbers and results as they come."""
@@ -223,8 +225,10 @@ class ActorGroup(Generic[T]):
             beat()
             return result
         except self.ray.exceptions.RayTaskError as error:
-            self._failed = True
             cause = error.cause
+            if isinstance(cause, PeerFailed):
+                raise cause from error  # these actors are as before
+            self._failed = True
             if isinstance(cause, AlignmentError):
                 raise cause from error
             # A peer that dies breaks the collective of the others, whose errors may arrive before Ray knows of the death.
@@ -280,6 +284,43 @@ class ActorGroup(Generic[T]):
         """End the actors' processes."""
         for actor in self.actors:
             self.ray.kill(actor)
+
+
+@dataclass(frozen=True)
+class Started:
+    """A call of all actors of a group that is in progress."""
+
+    group: ActorGroup[Any]
+    name: str
+    """Name of the method."""
+    references: list[Any]
+
+
+def wait_together(*calls: Started) -> None:
+    """Wait for calls of several groups that depend on each other. If any fails, the others get ``ECHO_SECONDS`` to end; then
+    the first failure is raised, but PeerFailed only if there is no other."""
+    pending = {reference: started for started in calls for reference in started.references}
+    seconds = max(started.group.timeout for started in calls)
+    deadline = time.monotonic() + seconds
+    failures: list[Exception] = []
+    ray = calls[0].group.ray
+    while pending:
+        ready, _ = ray.wait(list(pending), num_returns=1, timeout=max(deadline - time.monotonic(), 0.0))
+        if not ready:
+            break
+        started = pending.pop(ready[0])
+        try:
+            started.group._get(ready[0], started.name)
+        except (AlignmentError, RuntimeError) as error:
+            failures.append(error)
+            deadline = min(deadline, time.monotonic() + ECHO_SECONDS)
+    for started in pending.values():
+        started.group._failed = True
+    if failures:
+        raise next((error for error in failures if not isinstance(error, PeerFailed)), failures[0])
+    if pending:
+        names = " and ".join(dict.fromkeys(f"{started.group.name} `{started.name}`" for started in pending.values()))
+        raise DeadlineExceeded(f"no answer from {names} within {seconds:g} seconds (resources.wait_timeout_seconds)")
 
 
 def _options(place: Place, gpus: Any) -> dict[str, Any]:

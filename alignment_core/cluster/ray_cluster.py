@@ -45,6 +45,14 @@ def is_private() -> bool:
     return not os.environ.get("RAY_ADDRESS")
 
 
+def node_address() -> str:
+    """The address of this actor's node for the other nodes."""
+    import ray
+
+    address: str = ray.util.get_node_ip_address()
+    return address
+
+
 def prepare_environment() -> None:
     """Set the environment variables that Ray reads on import. Call it before the first ``import ray``."""
     for name, value in {**ALWAYS, **(LOOPBACK if is_private() else {})}.items():

@@ -15,6 +15,9 @@ from typing import Any
 from alignment_core.cluster.device import Device
 from alignment_core.errors import UserError
 from alignment_core.imports import uncompiled
+from alignment_core.inference.channels.buckets import Bucket
+from alignment_core.inference.channels.channel import Channel
+from alignment_core.inference.channels.control import Address
 from alignment_core.inference.completions import Completion, Completions, Request
 from alignment_core.inference.kv_cache import mib_of_engine
 from alignment_core.inference.options import BY_DEVICE, adapter_options, started, wakes
@@ -23,7 +26,6 @@ from alignment_core.inference.request_queue import RequestQueue
 from alignment_core.inference.sampling_parameters import parameters_of
 from alignment_core.models.model_ref import Model
 from alignment_core.models.saving import check_loadable, is_multimodal
-from alignment_core.models.weight_transfer import Bucket
 from alignment_core.recipes import GenerationConfig, ResourcesConfig
 
 WEIGHTS, CACHE = "weights", "kv_cache"
@@ -147,17 +149,41 @@ class Engine:
         self._end(policy, 0)
         return time.monotonic() - started
 
+    def nodes(self) -> list[str]:
+        """Ray's id of the node of each of vLLM's workers, which all receive all weights and keep their part."""
+        import ray
+
+        own = ray.get_runtime_context().get_node_id()
+        return [node or own for node in self.llm.collective_rpc("node")]
+
+    def open_channel(self, channel: Channel, address: Address) -> None:
+        """Connect all workers to the trainers' end of a channel, for :meth:`receive_weights`."""
+        self.llm.collective_rpc("open_channel", args=(channel, address))
+
+    def close_channel(self) -> None:
+        """Close the channel, if one is open."""
+        self.llm.collective_rpc("close_channel")
+
+    def receive_weights(self) -> None:
+        """Begin an update, and load all weights that the trainers send through the channel meanwhile."""
+        try:
+            self.begin_update()
+        except BaseException:
+            self.close_channel()  # the trainers wait for no engine that cannot begin
+            raise
+        self.llm.collective_rpc("receive_weights")
+
     def begin_update(self) -> None:
-        """Prepare for new weights, which come in buckets. A sleeping engine wakes up; requests in progress wait."""
+        """Prepare for new weights. A sleeping engine wakes up, without its KV cache; requests in progress wait."""
         self._begin()
         self.llm.collective_rpc("begin_update")
 
     def load_bucket(self, bucket: Bucket) -> None:
-        """Load some of the new weights."""
+        """Load some of the new weights, which come as buckets."""
         self.llm.collective_rpc("load_bucket", args=(bucket,))
 
     def end_update(self, policy: str, version: int) -> None:
-        """All new weights are loaded: requests in progress continue with them."""
+        """All new weights are loaded: the KV cache wakes up, and requests in progress continue with them."""
         self.llm.collective_rpc("end_update")
         self._end(policy, version)
 
@@ -255,6 +281,7 @@ class Engine:
         engine whose weights are half loaded."""
         if self._half_loaded:
             raise RuntimeError("the engine holds half-loaded weights")
+        self.close_channel()
         self.drop_all()
         if sleep:
             self.sleep()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from alignment_core.inference.channels.buckets import Assembler, Bucket, from_bucket
+from alignment_core.inference.channels.channel import Channel, Receiver
+from alignment_core.inference.channels.control import Address
 from alignment_core.models.saving import check_loadable, weight_files
-from alignment_core.models.weight_transfer import Bucket, Receiver
 
 
 class WeightUpdate:
@@ -21,7 +24,9 @@ class WeightUpdate:
     vllm_config: Any
     missing: set[str]
     """Parameters that the current update has not loaded yet."""
-    receiver: Receiver
+    assembler: Assembler
+    receiver: Receiver | None = None
+    """The open channel from the trainers."""
     wrappers: list[tuple[Any, str, Any]]
     """Layers that can have adapters, which are removed from the model during an update: (parent, name, layer)."""
 
@@ -37,21 +42,43 @@ class WeightUpdate:
         self.end_update()
 
     def begin_update(self) -> None:
-        """Prepare for buckets that together hold all weights."""
+        """Prepare for all weights."""
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         model = self.model_runner.get_model()
         self.wrappers = _unwrapped(model)
         self.missing = {name for name, _ in model.named_parameters()}
-        self.receiver = Receiver()
+        self.assembler = Assembler()
         _pack_experts_again(model)
         with set_current_vllm_config(self.vllm_config):  # operators read the current configuration
             initialize_layerwise_reload(model)
 
     def load_bucket(self, bucket: Bucket) -> None:
         """Load some of the weights; a layer is replaced as soon as all of its weights are loaded."""
-        self._load(self.receiver.add(bucket))
+        self._load(from_bucket(self.assembler, bucket))
+
+    def node(self) -> str | None:
+        """Ray's id of the node that this worker is on; None for a process of the engine's own, which is on its node."""
+        ray = sys.modules.get("ray")
+        return ray.get_runtime_context().get_node_id() if ray is not None and ray.is_initialized() else None
+
+    def open_channel(self, channel: Channel, address: Address) -> None:
+        """Connect to the trainers, which send weights through the channel from now on."""
+        self.close_channel()
+        self.receiver = Receiver(channel, address)
+
+    def close_channel(self) -> None:
+        """Close the channel, if one is open."""
+        if self.receiver is not None:
+            self.receiver.close()
+            self.receiver = None
+
+    def receive_weights(self) -> None:
+        """Load all weights that come through the channel."""
+        assert self.receiver is not None, "the channel is opened before"
+        with self.receiver.receiving() as weights:
+            self._load(weights)
 
     def _load(self, weights: Iterable[tuple[str, Any]]) -> None:
         from vllm.config import set_current_vllm_config

@@ -6,7 +6,7 @@ resumed run needs nothing but weights, optimisers and that number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,13 +20,15 @@ from alignment_core.canonical import derive_seed
 from alignment_core.cluster.device import Device
 from alignment_core.cluster.layout import LEARNERS, LearnerRole
 from alignment_core.errors import NumericError, UserError
+from alignment_core.inference.channels.channel import Channel, Sender
+from alignment_core.inference.channels.control import Address
+from alignment_core.inference.channels.ray_objects import RaySender
 from alignment_core.losses.policy import aggregation_normaliser, policy_objective, top_entropy, value_objective
-from alignment_core.models import weight_transfer
 from alignment_core.models.loading import Head, is_text_part
 from alignment_core.models.microbatch import MicroBatch, Row, cut, pack
 from alignment_core.models.model_ref import Model
 from alignment_core.models.packed import run_packed
-from alignment_core.models.weight_transfer import Bucket, BucketSpec
+from alignment_core.models.weight_transfer import WeightStream
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.training.checkpoints import described
@@ -83,6 +85,8 @@ class PolicyTrainer:
         self.world = world
         self.learners: dict[str, Learner] = {}
         self.pretraining: Pretraining | None = None
+        self.sender: Sender | RaySender | None = None
+        """The open channel to the engines, on rank 0."""
         if "policy" in job.roles:
             self._add_policy()
         if "critic" in job.roles and job.critic is not None and job.section.critic is not None:
@@ -126,7 +130,7 @@ class PolicyTrainer:
                 "text, with whose weights a running engine of the whole model cannot be updated: start from a model that was "
                 "trained before, such as by `sft`, or from one for text"
             )
-        self.sender = weight_transfer.Sender(self.policy.packed.model, self.rank, self.policy.zero_stage)
+        self.weights = WeightStream(self.policy.packed.model, self.rank, self.policy.zero_stage)
         if section.pretraining is not None:
             assert job.pretraining is not None, "the flow builds it"
             self.pretraining = Pretraining(section.pretraining, job.pretraining, job.seed, job.scratch)
@@ -320,14 +324,33 @@ class PolicyTrainer:
         """Release the memory that the update used: engines on the same GPUs need it when they wake up."""
         torch.cuda.empty_cache()  # without CUDA this does nothing
 
-    def buckets(self) -> list[BucketSpec]:
-        """The buckets in which the policy's weights travel to the engines."""
-        return weight_transfer.plan(self.policy.packed.model)
+    def open_channel(self, channel: Channel | RaySender) -> Address | None:
+        """Open a channel to the engines; on rank 0 its address, if engines connect to one."""
+        self._close_channel()
+        if self.rank != 0:
+            return None
+        self.sender = channel if isinstance(channel, RaySender) else Sender(channel)
+        return None if isinstance(self.sender, RaySender) else self.sender.address
 
-    def bucket(self, spec: BucketSpec, merge: bool = True) -> Bucket:
-        """These weights of the policy, with adapters merged in or left out; empty on ranks other than 0."""
-        self.policy.check_consistent()
-        return self.sender.bucket(spec, merge)
+    def _close_channel(self) -> None:
+        if self.sender is not None:
+            self.sender.close()
+            self.sender = None
+
+    def send_weights(self, merge: bool = True) -> None:
+        """Send the policy's weights through the open channel, with adapters merged in or left out; returns once all engines
+        have loaded them. Rank 0 sends what it gathers from all."""
+        weights = self._consistent_weights(merge)
+        if self.rank == 0:
+            assert self.sender is not None, "the channel is opened before"
+            self.sender.send(weights)
+        else:
+            for _ in weights:
+                pass
+
+    def _consistent_weights(self, merge: bool) -> Iterator[tuple[str, Tensor]]:
+        self.policy.check_consistent()  # in here, so that its error reaches the engines
+        yield from self.weights.tensors(merge)
 
     def adapter(self) -> dict[str, bytes]:
         """The files of the policy's adapter by name; empty on ranks other than 0."""
@@ -355,6 +378,7 @@ class PolicyTrainer:
 
     def close(self) -> None:
         """Free the models' memory."""
+        self._close_channel()
         for learner in self.learners.values():
             learner.close()
         if self.frozen is not None:

@@ -1,4 +1,4 @@
-"""Sampling ahead of training against sampling in turn with it where rewards are slow; weights in buckets against one by one."""
+"""Sampling ahead of training against sampling in turn with it where rewards are slow; weights over each channel."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import json
 import statistics
 import tempfile
 import time
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal
 
-from alignment_core.cluster.actor import call
 from alignment_core.cluster.group import ActorGroup
 from alignment_core.cluster.ray_cluster import actor_processes
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.inference.engine import Engine, EngineRequest
 from alignment_core.models.model_ref import Model
 from alignment_core.models.scratch import create_model
-from alignment_core.models.weight_transfer import BucketSpec
 from alignment_core.recipes import ResourcesConfig, RlConfig, ScratchModel
+from alignment_core.stages.rl.weights import WeightSync
+from alignment_core.training.policy_groups import PolicyGroups, open_groups
 from alignment_core.training.policy_trainer import PolicyTrainer, RlJob
 from alignment_core.training.rank_folders import write
-from alignment_core.training.ranks import open_job
 from alignment_core.training.resumable import resume
 from tests.stages.rl_runs import run_rl
 
@@ -93,35 +94,40 @@ def transfer(model: Path, folder: Path, machines: WarmMachines, resources: Resou
     progress = folder / "progress"
     progress.mkdir()
     with machines.engines_and_trainers(EngineRequest(policy, 128)) as (engines, trainers):
-        ranks = open_job(trainers, RlJob(section, policy, None, 0), resources)
-        resume([ranks], progress)
-        buckets = ranks.all(PolicyTrainer.buckets)[0]
-        single = [BucketSpec((name,)) for spec in buckets for name in spec.names if spec.number == 0]
-        times: dict[str, list[float]] = {"bucketed": [], "per_parameter": [], "folder": []}
-        processor = []
-        _send(ranks, engines, buckets)  # the first one gets the memory that later ones use again
+        ranks = open_groups(trainers, RlJob(section, policy, None, 0), resources)
+        resume(ranks.groups, progress)
+        kinds: tuple[Any, ...] = ("memory", "broadcast", "ray")
+        updates = {kind: partial(_synced(kind, section, engines, ranks, resources, machines).send, 1) for kind in kinds}
+        times: dict[str, list[float]] = {name: [] for name in (*kinds, "folder")}
+        processor: dict[str, list[float]] = {kind: [] for kind in kinds}
+        for kind, update in updates.items():
+            update()  # opens the channel, and gets the memory that later updates use again
+            for _ in range(REPEATS):
+                before = _processor_seconds()
+                times[kind].append(_timed(update))
+                processor[kind].append(_processor_seconds() - before)
         for _ in range(REPEATS):
-            before = _processor_seconds()
-            _send(ranks, engines, buckets)
-            processor.append(_processor_seconds() - before)
-            for name, plan in (("bucketed", buckets), ("per_parameter", single)):
-                times[name].append(_timed(lambda plan=plan: _send(ranks, engines, plan)))  # type: ignore[misc]
-            times["folder"].append(_timed(lambda: _over_a_folder(ranks, engines, folder / "weights")))
+            times["folder"].append(_timed(lambda: _over_a_folder(ranks.policy, engines, folder / "weights")))
     medians = {name: statistics.median(seconds) for name, seconds in times.items()}
     return {
-        "buckets": len(buckets),
-        "tensors": len(single),
-        "bucketed_seconds": round(medians["bucketed"], 3),
-        "bucketed_processor_seconds": round(statistics.median(processor), 2),
-        "per_parameter_over_bucketed": round(medians["per_parameter"] / medians["bucketed"], 2),
-        "folder_over_bucketed": round(medians["folder"] / medians["bucketed"], 2),
+        **{f"{kind}_seconds": round(medians[kind], 3) for kind in kinds},
+        **{f"{kind}_processor_seconds": round(statistics.median(processor[kind]), 2) for kind in kinds},
+        "folder_over_memory": round(medians["folder"] / medians["memory"], 2),
     }
 
 
-def _send(ranks: ActorGroup[PolicyTrainer], engines: ActorGroup[Engine], plan: list[BucketSpec]) -> None:
-    engines.all(Engine.begin_update)
-    ranks.relay((call(PolicyTrainer.bucket, spec) for spec in plan), engines, Engine.load_bucket)
-    engines.all(Engine.end_update, "policy", 1)
+def _synced(
+    kind: Literal["memory", "broadcast", "ray"],
+    section: RlConfig,
+    engines: ActorGroup[Engine],
+    ranks: PolicyGroups,
+    resources: ResourcesConfig,
+    machines: WarmMachines,
+) -> WeightSync:
+    """The sync of the stage, over this kind of channel."""
+    own = resources.model_copy(update={"weight_transfer": kind})
+    context: Any = SimpleNamespace(resources=own, machines=machines, inputs={})
+    return WeightSync(context, section, engines, ranks, "policy")
 
 
 def _processor_seconds() -> float:

@@ -9,10 +9,11 @@ import pytest
 import torch
 import transformers
 
+from alignment_core.inference.channels.buckets import to_buckets
 from alignment_core.inference.engine import Engine, EngineRequest
-from alignment_core.models import weight_transfer
 from alignment_core.models.model_ref import Model
 from alignment_core.models.tokenizer import byte_tokenizer
+from alignment_core.models.weight_transfer import WeightStream
 from tests.inference.test_engine_parity import POLICY, load, parity
 
 SHAPE: dict[str, Any] = {
@@ -47,9 +48,8 @@ def test_new_weights_of_a_mixture_give_their_own_log_probabilities(name: str, ma
             assert parity(engine, models, letter) < 1e-4
 
         trained = transformers.AutoModelForCausalLM.from_pretrained(models["a"])
-        sender = weight_transfer.Sender(trained, rank=0, zero_stage=0)
         engine.all(Engine.begin_update)
-        for share in weight_transfer.plan(trained, 20_000):
-            engine.all(Engine.load_bucket, sender.bucket(share))
+        for bucket in to_buckets(WeightStream(trained, rank=0, zero_stage=0).tensors(), 20_000):
+            engine.all(Engine.load_bucket, bucket)
         engine.all(Engine.end_update, str(POLICY["a"]), 1)
         assert parity(engine, models, "a") < 1e-4

@@ -14,12 +14,13 @@ import pytest
 
 from alignment_core.artifacts import Reference
 from alignment_core.cluster.group import ActorGroup
+from alignment_core.inference.channels.buckets import to_buckets
 from alignment_core.inference.completions import Request
 from alignment_core.inference.engine import Engine, EngineRequest
-from alignment_core.models import weight_transfer
 from alignment_core.models.adapters import merged
 from alignment_core.models.model_ref import Model
 from alignment_core.models.saving import save_checkpoint
+from alignment_core.models.weight_transfer import WeightStream
 from alignment_core.recipes import GenerationConfig, LoraConfig
 from tests.models.test_adapters import adapted
 
@@ -185,10 +186,12 @@ def update(engine: ActorGroup[Engine], models: dict[str, Path], name: str, versi
 
 def send(engine: ActorGroup[Engine], model: Any, name: str, version: int) -> None:
     engine.all(Engine.begin_update)
-    plan, sender = weight_transfer.plan(model, size=50_000), weight_transfer.Sender(model, rank=0, zero_stage=0)
-    assert max(share.parts for share in plan) == 2, "the embedding takes two"
-    for share in reversed(plan):
-        engine.one(0, Engine.load_bucket, sender.bucket(share))
+    buckets = list(to_buckets(WeightStream(model, rank=0, zero_stage=0).tensors(), 50_000))
+    assert sum(part.name == "model.embed_tokens.weight" for layout, _ in buckets for part in layout) == 2, (
+        "the embedding takes two"
+    )
+    for bucket in reversed(buckets):
+        engine.one(0, Engine.load_bucket, bucket)
     engine.all(Engine.end_update, str(POLICY[name]), version)
 
 
@@ -232,10 +235,10 @@ def test_an_update_that_lacks_weights_is_no_policy(engine: ActorGroup[Engine], m
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(models["b"])
-    names = tuple(name for share in weight_transfer.plan(model) for name in share.names if "layers.1.mlp" not in name)
+    weights = [(name, tensor) for name, tensor in model.named_parameters() if "layers.1.mlp" not in name]
     engine.all(Engine.begin_update)
-    bucket = weight_transfer.Sender(model, rank=0, zero_stage=0).bucket(weight_transfer.BucketSpec(names))
-    engine.one(0, Engine.load_bucket, bucket)
+    for bucket in to_buckets(weights):
+        engine.one(0, Engine.load_bucket, bucket)
     says = r"had no weights for model\.layers\.1\.mlp\.down_proj\.weight, model\.layers\.1\.mlp\.gate_up_proj\.weight"
     with pytest.raises(RuntimeError, match=says):
         engine.all(Engine.end_update, str(POLICY["b"]), 1)

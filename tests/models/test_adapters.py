@@ -12,9 +12,9 @@ import torch
 import transformers
 
 from alignment_core.errors import UserError
-from alignment_core.models import weight_transfer
 from alignment_core.models.adapters import adapters_off, add_adapters, fitting, merged, save_adapter
 from alignment_core.models.loading import load_model
+from alignment_core.models.weight_transfer import WeightStream
 from alignment_core.recipes import LoraConfig, TrainingConfig
 
 CONFIG = LoraConfig(r=4, lora_alpha=12)
@@ -97,13 +97,11 @@ def test_without_its_adapters_a_model_is_bit_for_bit_the_original(config: LoraCo
 
 
 @pytest.mark.parametrize(("tied", "config"), [(True, CONFIG), (False, CONFIG), (True, DORA)])
-def test_buckets_hold_the_merged_weights_for_every_size(tied: bool, config: LoraConfig, tiny_model: Any) -> None:
+def test_engines_get_the_merged_weights(tied: bool, config: LoraConfig, tiny_model: Any) -> None:
     model = adapted(tiny_model("qwen2", tied), config)
-    plan = weight_transfer.plan(model, size=50_000)
-    assert len(plan) > 3
-    sender, receiver = weight_transfer.Sender(model, rank=0, zero_stage=0), weight_transfer.Receiver()
-    parts = [receiver.add(sender.bucket(share)) for share in plan]
-    sent = {name: tensor.clone() for part in parts for name, tensor in part}
+    stream = WeightStream(model, rank=0, zero_stage=0, size=50_000)
+    assert len(stream.groups) > 3
+    sent = dict(stream.tensors())
     plain = merged(model, model.state_dict())
     assert sent.keys() == plain.keys() - ({"lm_head.weight"} if tied else set())
     assert all(torch.equal(tensor, plain[name]) for name, tensor in sent.items())

@@ -12,12 +12,13 @@ import transformers
 
 from alignment_core.artifacts import Reference
 from alignment_core.errors import UserError
-from alignment_core.models import quantization, weight_transfer
-from alignment_core.models.adapters import adapters_off, add_adapters, merged, plain_names
+from alignment_core.models import quantization
+from alignment_core.models.adapters import adapters_off, add_adapters, merged, plain_name, plain_names
 from alignment_core.models.int8_linear import Int8Linear
 from alignment_core.models.loading import Head
 from alignment_core.models.model_ref import Model
 from alignment_core.models.quantization import Bits
+from alignment_core.models.weight_transfer import WeightStream
 from alignment_core.recipes import LoraConfig, TrainingConfig
 from alignment_core.stages.reference_logps import ReferenceLogpsConfig
 
@@ -174,17 +175,18 @@ def test_merged_weights_equal_the_trained_model(name: str, config: dict[str, Any
 
 @each_precision
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_buckets_bring_plain_weights_and_count_their_bytes(dtype: torch.dtype, bits: Bits, tiny_model: Any) -> None:
+def test_engines_get_plain_weights_and_groups_count_their_bytes(
+    dtype: torch.dtype, bits: Bits, tiny_model: Any
+) -> None:
     small = load(tiny_model(), bits=bits, dtype=dtype)
     adapted(small, small.lm_head, bits)
     expected, most = merged(small, small.state_dict()), 1 << 14
     assert {quantization.item_bytes(small, name) for name in plain_names(small)} == {dtype.itemsize}
-    receiver, sender = weight_transfer.Receiver(), weight_transfer.Sender(small, 0, 0)
-    received = {}
-    for share in weight_transfer.plan(small, most):
-        bucket = sender.bucket(share)
-        assert sum(piece.numbers.nbytes for piece in bucket) <= most
-        received |= dict(receiver.add(bucket))
+    stream = WeightStream(small, 0, 0, most)
+    sizes = {name: tensor.nbytes for name, tensor in expected.items()}
+    shown = {name: plain_name(name) for group in stream.groups for name in group}
+    assert all(len(group) == 1 or sum(sizes[shown[name]] for name in group) <= most for group in stream.groups)
+    received = dict(stream.tensors())
     assert received.keys() <= expected.keys()
     assert all(torch.equal(received[name], expected[name]) for name in received)
 

@@ -13,9 +13,10 @@ import transformers
 from alignment_core.artifacts import Reference
 from alignment_core.cluster.device import cpu_multiplies_bf16
 from alignment_core.execution.machines import WarmMachines
+from alignment_core.inference.channels.buckets import to_buckets
 from alignment_core.inference.engine import Engine, EngineRequest
-from alignment_core.models import weight_transfer
 from alignment_core.models.model_ref import Model
+from alignment_core.models.weight_transfer import WeightStream
 from alignment_core.recipes import GenerationConfig
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -67,9 +68,8 @@ def change(model: Any) -> None:
 def send(engine: Any, model: Any, policy: str) -> None:
     """As a trainer does, in buckets."""
     engine.all(Engine.begin_update)
-    sender = weight_transfer.Sender(model, rank=0, zero_stage=0)
-    for spec in weight_transfer.plan(model):
-        engine.one(0, Engine.load_bucket, sender.bucket(spec))
+    for bucket in to_buckets(WeightStream(model, rank=0, zero_stage=0).tensors()):
+        engine.one(0, Engine.load_bucket, bucket)
     engine.all(Engine.end_update, str(POLICY[policy]), 1)
 
 

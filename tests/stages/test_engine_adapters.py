@@ -14,11 +14,12 @@ from alignment_core.artifacts import Reference
 from alignment_core.cluster.group import ActorGroup
 from alignment_core.errors import UserError
 from alignment_core.execution.machines import WarmMachines
+from alignment_core.inference.channels.buckets import to_buckets
 from alignment_core.inference.engine import Engine, EngineRequest
-from alignment_core.models import weight_transfer
 from alignment_core.models.adapters import merged, save_adapter
 from alignment_core.models.model_ref import Model
 from alignment_core.models.saving import save_checkpoint
+from alignment_core.models.weight_transfer import WeightStream
 from alignment_core.recipes import LoraConfig
 from tests.inference.test_engine_mixtures import MIXTURES
 from tests.models.test_adapters import adapted
@@ -72,9 +73,8 @@ def test_each_adapter_and_then_other_weights_give_their_own_log_probabilities(
         assert difference(engines, b) < 1e-4
         engines.all(Engine.begin_update)
         model = adapted(a, LoraConfig(r=4), seed=1)
-        sender = weight_transfer.Sender(model, rank=0, zero_stage=0)
-        for share in weight_transfer.plan(model, size=50_000):
-            engines.one(0, Engine.load_bucket, sender.bucket(share, merge=False))
+        for bucket in to_buckets(WeightStream(model, rank=0, zero_stage=0).tensors(merge=False), 50_000):
+            engines.one(0, Engine.load_bucket, bucket)
         engines.all(Engine.end_update, str(POLICY["a"]), 0)
         assert difference(engines, a) < 1e-4
         give(engines, model, LoraConfig(r=4), tmp_path / "again", 1)

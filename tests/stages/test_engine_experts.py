@@ -13,11 +13,12 @@ import transformers
 from safetensors.torch import load_file
 
 from alignment_core.artifacts import Reference
+from alignment_core.inference.channels.buckets import to_buckets
 from alignment_core.inference.engine import Engine, EngineRequest
-from alignment_core.models import weight_transfer
 from alignment_core.models.adapters import add_adapters, save_adapter
 from alignment_core.models.model_ref import Model
 from alignment_core.models.tokenizer import byte_tokenizer
+from alignment_core.models.weight_transfer import WeightStream
 from alignment_core.recipes import LoraConfig
 from tests.inference.test_engine_mixtures import MIXTURES
 from tests.stages.killing import Killer
@@ -68,10 +69,9 @@ def test_merged_weights_give_an_engine_the_log_probabilities_of_peft(
     with machines(1).engines(EngineRequest(Model(mixture, POLICY), 128)) as engines:
         engines.all(Engine.load, mixture, str(POLICY))
         assert difference(engines, mixture) < 1e-4
-        sender = weight_transfer.Sender(model, rank=0, zero_stage=0)
         engines.all(Engine.begin_update)
-        for spec in weight_transfer.plan(model, 20_000):
-            engines.all(Engine.load_bucket, sender.bucket(spec))
+        for bucket in to_buckets(WeightStream(model, rank=0, zero_stage=0).tensors(), 20_000):
+            engines.all(Engine.load_bucket, bucket)
         engines.all(Engine.end_update, f"{POLICY}+1", 1)
         assert difference(engines, tmp_path / "merged") < 1e-4
         assert difference(engines, mixture) > 1e-2

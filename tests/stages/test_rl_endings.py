@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from alignment_core.cluster.group import ActorGroup
+from alignment_core.cluster.group import wait_together
 from alignment_core.errors import DataError, DeadlineExceeded, Stopped
 from alignment_core.execution.base import StageCall
 from alignment_core.execution.runner import StageRequest, run_stage
@@ -292,12 +292,13 @@ def test_a_reward_that_fails_ends_the_run_and_leaves_the_actors_warm(
 def test_engines_with_half_of_new_weights_are_not_kept(
     run: Callable[..., Any], actors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(ranks: ActorGroup[Any], buckets: Iterator[Any], *_: Any) -> None:
-        raise DataError("between two buckets")
+    def fail(*calls: Any) -> None:
+        wait_together(*calls)
+        raise DataError("before the end of the update")
 
     before = actors()
     with monkeypatch.context() as patch:
-        patch.setattr(ActorGroup, "relay", fail)
+        patch.setattr("alignment_core.stages.rl.weights.wait_together", fail)
         with pytest.raises(DataError):
             run()
     assert actors() == {"trainers": before["trainers"]}

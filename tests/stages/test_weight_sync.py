@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from alignment_core.inference.engine import Engine
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.stages.rl.weights import WeightSync
@@ -25,6 +26,8 @@ class Group:
         self.calls = calls
 
     def all(self, method: Any, *arguments: Any) -> list[Any]:
+        if method is Engine.nodes:
+            return [["node"]]
         if method is PolicyTrainer.empty_cache:
             trainer: Any = self
             method(trainer)
@@ -32,17 +35,23 @@ class Group:
             self.calls.append("rest but for the policy" if arguments[0] else "rest")
         else:
             self.calls.append(method.__name__)
-        return [[]]
+        return ["address"]
 
-    def relay(self, _calls: Any, _to: Any, receive: Any) -> None:
+    def pass_on(self, _call: Any, _to: Any, receive: Any) -> None:
         self.calls.append(receive.__name__)
+
+    def nodes(self) -> list[str]:
+        return ["node"]
+
+    def started(self, method: Any, *_: Any) -> str:
+        return str(method.__name__)
 
 
 @pytest.mark.parametrize(
     ("step", "rank", "calls"),
     [
         (0, None, ["load"]),
-        (3, None, ["buckets", "begin_update", "load_bucket", "end_update"]),
+        (3, None, ["open_channel", "open_channel", "receive_weights", "send_weights", "end_update"]),
         (3, 16, ["load", "load_adapter", "use_adapter"]),
     ],
 )
@@ -51,6 +60,7 @@ def test_trainers_release_the_memory_of_an_update_before_engines_wake_up(
 ) -> None:
     seen: list[str] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append("empty_cache"))
+    monkeypatch.setattr("alignment_core.stages.rl.weights.wait_together", lambda *calls: seen.extend(calls))
     section = RlConfig.model_validate(
         {"prompts": "none.jsonl", "rewards": [{"verifier": "task"}], "training": {"lora": LORA}}
     )

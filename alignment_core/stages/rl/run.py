@@ -93,6 +93,7 @@ def run_section(context: StageContext, section: RlConfig, shows: Container[str])
             weights = WeightSync(context, section, engines, ranks, name)
             loop = Loop(context, section, ranks, weights, sampling, sampler, rewards, best, trajectories, watch, shows)
             metrics = loop.run()
+            weights.close()
     link_tree(context.progress / "trajectories", context.outputs["trajectories"])
     if best:
         metrics |= best.link_to(context.outputs["best"])

@@ -31,7 +31,7 @@ def engine(runs: Sequence[Run]) -> str:
 def reinforcement(runs: Sequence[Run]) -> str:
     results = lines(runs)
     steps = [line for line in results if "reward_delay_seconds" in line]
-    transfers = [line for line in results if "buckets" in line]
+    transfers = [line for line in results if "parameters" in line]
     synchronous, asynchronous = (
         span((line[f"step_{way}_seconds"] for line in steps), 2) for way in ("in_turn", "ahead")
     )
@@ -45,15 +45,37 @@ def reinforcement(runs: Sequence[Run]) -> str:
 
 
 def weight_update(runs: Sequence[Run]) -> str:
-    return table(HEAD, [_transfer("SmolLM2-135M-Instruct", lines(runs), "0.4 s")])
+    results = lines(runs)
+    by_themselves = [line for line in results if "channel" in line]
+    rows = [
+        [
+            f"{mib} MiB through the channel `{kind}` by itself",
+            f"{span((line['seconds_per_gib'] for line in of_kind), 2)} s per GiB; CPU seconds per GiB: sender "
+            f"{span((line['sender_processor_seconds_per_gib'] for line in of_kind), 2)}, receiver "
+            f"{span((line['receiver_processor_seconds_per_gib'] for line in of_kind), 2)}; CPU seconds of the driver: "
+            f"{span((line['driver_processor_seconds'] for line in of_kind), 3)}",
+            "0.5 s per GiB" if kind == "memory" else NONE,
+        ]
+        for kind, mib in dict.fromkeys((line["channel"], line["mib"]) for line in by_themselves)
+        if (of_kind := [line for line in by_themselves if (line["channel"], line["mib"]) == (kind, mib)])
+    ]
+    transfers = [line for line in results if "channel" not in line]
+    return table(HEAD, [*rows, _transfer("SmolLM2-135M-Instruct", transfers, "0.4 s")])
 
 
 def _transfer(name: str, results: Sequence[Line], goal: str) -> list[str]:
+    transfer = f"transfer of {name} in fp32 to a running engine"
+    if "memory_seconds" in results[0]:
+        kinds = ("memory", "broadcast", "ray")
+        times = ", ".join(f"{span((line[f'{kind}_seconds'] for line in results), 2)} s ({kind})" for kind in kinds)
+        slower = span((line["folder_over_memory"] for line in results), 1)
+        return [transfer, f"{times}; through a folder {slower} times as long as through memory", goal]
+    # Results from before there were channels.
     seconds, cpu = (span((line.get(f"bucketed_{kind}seconds") for line in results), 2) for kind in ("", "processor_"))
-    slower = [span((line[f"{way}_over_bucketed"] for line in results), 1) for way in ("per_parameter", "folder")]
-    times = f"{seconds} s" if cpu == NONE else f"{seconds} s, {cpu} CPU seconds"
-    result = f"{times}; one parameter at a time {slower[0]} times as long, through a folder {slower[1]}"
-    return [f"transfer of {name} in fp32 to a running engine, in {results[0]['buckets']} buckets", result, goal]
+    slow = [span((line[f"{way}_over_bucketed"] for line in results), 1) for way in ("per_parameter", "folder")]
+    took = f"{seconds} s" if cpu == NONE else f"{seconds} s, {cpu} CPU seconds"
+    result = f"{took}; one parameter at a time {slow[0]} times as long, through a folder {slow[1]}"
+    return [f"{transfer}, in {results[0]['buckets']} buckets", result, goal]
 
 
 def rewards(runs: Sequence[Run]) -> str:

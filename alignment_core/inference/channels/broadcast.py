@@ -1,0 +1,90 @@
+"""Buckets by ``torch.distributed``'s broadcast from the sender to all receivers, on any nodes.
+
+By NCCL between GPUs, otherwise by gloo. The process group is apart from those of DeepSpeed and vLLM.
+"""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from alignment_core.errors import PeerFailed, first_line
+from alignment_core.inference.channels.control import OPEN_SECONDS, Peers
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+POLL_SECONDS = 0.001
+
+
+class Broadcast:
+    """Buffers of this process; the sender is rank 0."""
+
+    def __init__(self, peers: Peers, is_sender: bool, size: int, count: int, host: str, on_gpus: bool) -> None:
+        import torch
+
+        self._peers = peers
+        store, rank, world = self._store(host) if is_sender else self._joined_store(host)
+        self._group = _process_group(store, rank, world, peers.seconds, on_gpus)
+        self._works: list[Any] = []
+        device = "cuda" if on_gpus else "cpu"
+        self.buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(count)]
+
+    def _store(self, host: str) -> tuple[Any, int, int]:
+        """The store by which the ranks find each other, rank 0, and the number of ranks; the receivers get theirs."""
+        from torch.distributed import TCPStore
+
+        listening = socket.create_server((host, 0))  # torch's own would listen on all interfaces
+        port = listening.getsockname()[1]
+        limit = timedelta(seconds=OPEN_SECONDS)
+        store = TCPStore(
+            host, port, is_master=True, timeout=limit, wait_for_workers=False, master_listen_fd=listening.detach()
+        )
+        world = 1 + len(self._peers.connections)
+        self._peers.send_each([{"port": port, "rank": rank, "world": world} for rank in range(1, world)])
+        return store, 0, world
+
+    def _joined_store(self, host: str) -> tuple[Any, int, int]:
+        from torch.distributed import TCPStore
+
+        place = self._peers.receive()[0]
+        limit = timedelta(seconds=OPEN_SECONDS)
+        return TCPStore(host, place["port"], timeout=limit, wait_for_workers=False), place["rank"], place["world"]
+
+    def start(self, buffer: Tensor) -> None:
+        """Begin to broadcast a buffer, or to receive into it."""
+        from torch.distributed import BroadcastOptions
+
+        options = BroadcastOptions()
+        options.rootRank = 0
+        options.rootTensor = 0
+        self._works.append(self._group.broadcast([buffer], options))
+
+    def finish(self) -> None:
+        """Wait for all broadcasts that have begun. Raises PeerFailed if another rank fails or dies meanwhile."""
+        while self._works:
+            work = self._works.pop(0)
+            try:
+                while not work.is_completed():
+                    self._peers.check(POLL_SECONDS)
+                work.wait()
+            except RuntimeError as error:
+                self._peers.raise_reason()
+                raise PeerFailed(f"the broadcast of weights failed: {first_line(error)}") from error
+
+    def close(self) -> None:
+        """Leave the process group, which ends the broadcasts of the other ranks."""
+        self._group.abort()
+        self.buffers = []
+
+
+def _process_group(store: Any, rank: int, world: int, seconds: float, on_gpus: bool) -> Any:
+    from torch import distributed
+
+    limit = timedelta(seconds=seconds)
+    if not on_gpus:
+        return distributed.ProcessGroupGloo(store, rank, world, limit)
+    options = distributed.ProcessGroupNCCL.Options()
+    options._timeout = limit
+    return distributed.ProcessGroupNCCL(store, rank, world, options)

@@ -1,0 +1,187 @@
+"""A channel for weights between one sender, rank 0 of the trainers, and the workers of all engines.
+
+The driver opens it on both sides. Then :meth:`Sender.send` and :meth:`Receiver.receiving` run at the same time for each update.
+Both sides copy buckets while the other does, through two buffers. A layout (names, shapes, types) travels with the first bucket
+that has it, and not again in later updates until it changes.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from alignment_core.inference.channels.broadcast import Broadcast
+from alignment_core.inference.channels.buckets import BUCKET_BYTES, Assembler, Layout, Slice, fill_buckets
+from alignment_core.inference.channels.control import Address, Listener, Peers, connect
+from alignment_core.inference.channels.memory import SharedMemory
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BUFFERS = 2
+"""One is filled while the other is read."""
+GPU_BUCKET_BYTES = 256 << 20
+"""Size of a bucket in the memory of a GPU."""
+
+
+@dataclass(frozen=True)
+class Channel:
+    """Plain data that both sides open."""
+
+    kind: Literal["memory", "broadcast"]
+    receivers: int
+    """Number of workers of all engines."""
+    seconds: float
+    """Deadline of a wait for the other side."""
+    host: str = "127.0.0.1"
+    """Address of the sender's node for the engines' nodes."""
+    on_gpus: bool = False
+    """Whether buckets are broadcast between GPUs, of which trainers and engines have their own."""
+    bucket_bytes: int = 0
+    """Size of a bucket; 0: the default of the device."""
+    key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+    """Proves to the sender that a connection comes from an engine of this run."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of a bucket."""
+        return self.bucket_bytes or (GPU_BUCKET_BYTES if self.on_gpus else BUCKET_BYTES)
+
+
+class Transport(Protocol):
+    """The way of the bytes, which differs between the kinds of channels."""
+
+    buffers: list[Tensor]
+    """[bucket_bytes] uint8, each."""
+
+    def start(self, buffer: Tensor) -> None:
+        """Begin to transfer a filled buffer, or to receive into it."""
+
+    def finish(self) -> None:
+        """Wait until the transfers that have begun are over."""
+
+    def close(self) -> None:
+        """Free the memory."""
+
+
+def _transport(channel: Channel, peers: Peers, is_sender: bool) -> Transport:
+    if channel.kind == "memory":
+        return SharedMemory(peers, is_sender, channel.size, BUFFERS)
+    return Broadcast(peers, is_sender, channel.size, BUFFERS, channel.host, channel.on_gpus)
+
+
+class Sender:
+    """Sends all weights to all receivers, as often as wanted. After a failure it is closed."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        address: Address = f"\0alignment-{secrets.token_hex(16)}" if channel.kind == "memory" else (channel.host, 0)
+        self._listener = Listener(address, channel.receivers, channel.key)
+        self.address = self._listener.address
+        """Where receivers connect."""
+        self._peers: Peers | None = None
+        self._transport: Transport | None = None
+        self._layouts: list[Layout] = []
+        """Those that the receivers know, by the number of the bucket in an update."""
+
+    def send(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Send these weights; returns once all receivers have loaded them.
+
+        Raises PeerFailed if one of them fails or dies, and DeadlineExceeded. If ``weights`` raise, receivers end, too.
+        """
+        try:
+            if self._peers is None:
+                self._peers = Peers(self._listener.connections(), "an engine", self.channel.seconds)
+            if self._transport is None:
+                self._transport = _transport(self.channel, self._peers, is_sender=True)
+            self._send(weights, self._peers, self._transport)
+        except BaseException as error:
+            if self._peers is not None:
+                self._peers.fail(error)
+            self.close()
+            raise
+
+    def _send(self, weights: Iterable[tuple[str, Tensor]], peers: Peers, transport: Transport) -> None:
+        unread = 0  # buckets that some receiver has not copied yet
+        number = 0
+
+        def next_buffer() -> Tensor:
+            nonlocal unread
+            if unread == BUFFERS:
+                transport.finish()
+                peers.receive()
+                unread -= 1
+            return transport.buffers[number % BUFFERS]
+
+        for layout, buffer in fill_buckets(weights, next_buffer):
+            is_known = number < len(self._layouts) and self._layouts[number] == layout
+            self._layouts[number : number + 1] = [layout]
+            peers.send({"number": number, "size": len(buffer), "layout": None if is_known else layout})
+            transport.start(buffer)
+            number += 1
+            unread += 1
+        peers.send(None)
+        transport.finish()
+        for _ in range(unread + 1):  # and that they have loaded all
+            peers.receive()
+        peers.send(None)
+
+    def close(self) -> None:
+        """Close the channel, which receivers notice at their next wait."""
+        self._listener.close()
+        if self._transport is not None:
+            self._transport.close()
+
+
+class Receiver:
+    """Receives all weights, as often as the sender sends them. After a failure it is closed."""
+
+    def __init__(self, channel: Channel, address: Address) -> None:
+        """Connect to the sender at its ``address``."""
+        self.channel = channel
+        self._peers = Peers([connect(address, channel.key)], "the trainer", channel.seconds)
+        self._transport: Transport | None = None
+        self._layouts: list[Layout] = []
+
+    @contextmanager
+    def receiving(self) -> Iterator[Iterator[tuple[str, Tensor]]]:
+        """All weights of one update, each in memory of its own. The sender waits for the end of this context.
+
+        An error in it ends the sender's wait. Raises PeerFailed if the sender fails or dies, and DeadlineExceeded.
+        """
+        try:
+            if self._transport is None:
+                self._transport = _transport(self.channel, self._peers, is_sender=False)
+            weights = self._weights(self._transport)
+            yield weights
+            for _ in weights:
+                pass  # those that were not asked for
+            self._peers.send(None)
+            self._peers.receive()  # all other receivers have loaded them, too
+        except BaseException as error:
+            self._peers.fail(error)
+            self.close()
+            raise
+
+    def _weights(self, transport: Transport) -> Iterator[tuple[str, Tensor]]:
+        assembler = Assembler()
+        while (message := self._peers.receive()[0]) is not None:
+            number = message["number"]
+            if message["layout"] is not None:
+                layout = [Slice._make([*part[:2], tuple(part[2]), *part[3:]]) for part in message["layout"]]
+                self._layouts[number : number + 1] = [layout]
+            buffer = transport.buffers[number % BUFFERS][: message["size"]]
+            transport.start(buffer)
+            transport.finish()
+            complete = list(assembler.add(self._layouts[number], buffer))
+            self._peers.send(None)  # the buffer may be filled again
+            yield from complete
+
+    def close(self) -> None:
+        """Close the channel."""
+        if self._transport is not None:
+            self._transport.close()
+        self._peers.close()

@@ -1,0 +1,61 @@
+"""Buckets as Ray objects, which the sender's process hands to the engines' actors: slow, and for any nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from alignment_core.errors import AlignmentError, DeadlineExceeded, PeerFailed, first_line
+from alignment_core.inference.channels.buckets import to_buckets
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+IN_STORE = 2
+"""Buckets at a time: one is made while the other is received."""
+
+
+class RaySender:
+    """Sends all weights to the engines, which prepare for an update before, and are not in another call meanwhile."""
+
+    def __init__(self, actors: Sequence[Any], method: str, seconds: float) -> None:
+        """``method`` of the object of each of these actors takes a bucket; ``seconds`` is the deadline of each call."""
+        self.actors = actors
+        self.method = method
+        self.seconds = seconds
+
+    def send(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Send these weights; returns once all engines have loaded them.
+
+        Raises an engine's own error, RuntimeError for one that is not of this project, PeerFailed for a dead engine,
+        and DeadlineExceeded.
+        """
+        import ray
+
+        pending: list[list[Any]] = []
+        for bucket in to_buckets(weights):
+            if len(pending) == IN_STORE:
+                self._wait(pending.pop(0))
+            payload = ray.put(bucket)  # travels once to each node
+            pending.append([actor.call_with.remote(self.method, payload) for actor in self.actors])
+        for calls in pending:
+            self._wait(calls)
+
+    def _wait(self, calls: list[Any]) -> None:
+        import ray
+
+        try:
+            ray.get(calls, timeout=self.seconds)
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, AlignmentError):
+                raise error.cause from error
+            raise RuntimeError(f"engines: `{self.method}` failed: {error.cause!r}") from None
+        except ray.exceptions.GetTimeoutError as error:
+            raise DeadlineExceeded(
+                f"engines did not answer `{self.method}` within {self.seconds:g} seconds (resources.wait_timeout_seconds)"
+            ) from error
+        except ray.exceptions.RayError as error:
+            raise PeerFailed(f"an engine died in a weight update: {first_line(error)}") from error
+
+    def close(self) -> None:
+        """Does nothing: nothing stays open."""

@@ -1,0 +1,108 @@
+"""Reinforcement learning over each kind of channel for weights: the same digests, also after a death in an update."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.stages.rl import weights
+from tests.stages.conftest import RunRl
+from tests.stages.rl_runs import RESOURCES, Section, section_of
+
+pytestmark = pytest.mark.slow
+
+KINDS = ("memory", "broadcast", "ray")
+STEPS = 3
+REWARD = """
+def share_of_small_letters(prompt, completion, label):
+    return sum(letter.islower() for letter in completion) / max(1, len(completion))
+"""
+
+
+@pytest.fixture
+def section(tmp_path: Path) -> Section:
+    (tmp_path / "reward.py").write_text(REWARD)
+    reward = {"verifier": f"{tmp_path / 'reward.py'}:share_of_small_letters"}
+    return section_of(STEPS, reward, {"max_completion_length": 6}, {"learning_rate": 1e-2})
+
+
+def over(kind: str, **more: Any) -> ResourcesConfig:
+    return RESOURCES.model_copy(update={"weight_transfer": kind, **more})
+
+
+@pytest.mark.parametrize(
+    ("training", "more"),
+    [({}, {}), ({"lora": {"r": 4}}, {"zero_stage": 3}), ({"lora": {"r": 4, "load_in_4bit": True}}, {})],
+    ids=["all weights", "merged adapters and ZeRO 3", "a quantised policy"],
+)
+def test_each_channel_gives_the_same_digests(
+    training: dict[str, Any], more: dict[str, Any], section: Section, run: RunRl
+) -> None:
+    section["training"] |= training
+    results = {kind: run(section, kind, resources=over(kind, **more))[1] for kind in ("auto", *KINDS)}
+    assert all(result.metrics["mismatch"] < 1e-5 for result in results.values()), "the engine samples from the policy"
+    assert len({tuple(sorted(result.outputs.items())) for result in results.values()}) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_engines_that_sample_ahead_follow_the_policy(kind: str, section: Section, run: RunRl) -> None:
+    section |= {"execution": {"max_staleness": 1}, "steps": 4}
+    _, result = run(section, resources=over(kind))
+    assert result.metrics["staleness"] <= 1
+    assert "restarts" not in result.cost
+
+
+@pytest.mark.parametrize("dies", ["engines", "trainers"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_death_in_an_update_changes_no_digest(
+    kind: str, dies: str, section: Section, run: RunRl, actors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, whole = run(section, "whole")
+    updates = []
+
+    def kill_in_the_second(call: Any) -> Any:
+        def sending(self: Any, *arguments: Any) -> Any:
+            updates.append(kind)
+            if len(updates) == 2:
+                os.kill(actors()[dies][-1], signal.SIGKILL)
+            return call(self, *arguments)
+
+        return sending
+
+    monkeypatch.setattr(weights.WeightSync, "_send_weights", kill_in_the_second(weights.WeightSync._send_weights))
+    _, killed = run(section, "killed", resources=over(kind))
+    assert killed.cost["restarts"] == 1
+    assert killed.outputs == whole.outputs
+
+
+def test_the_error_of_an_engine_is_raised_and_not_its_echo(
+    section: Section, run: RunRl, machines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainers notice that the engine has gone, and say so as well, perhaps earlier."""
+    send = weights.WeightSync._send_weights
+
+    def break_engine(cell: Any) -> None:
+        call = cell.object.llm.collective_rpc
+
+        def failing(method: str, **arguments: Any) -> Any:
+            if method == "begin_update":
+                raise ValueError("no layer of this name")
+            return call(method, **arguments)
+
+        cell.object.llm.collective_rpc = failing
+
+    def sending(self: Any, *arguments: Any) -> None:
+        group = machines(2).actors.engines
+        group.ray.get(group.actors[0].__ray_call__.remote(break_engine))
+        send(self, *arguments)
+
+    monkeypatch.setattr(weights.WeightSync, "_send_weights", sending)
+    with pytest.raises(
+        RuntimeError, match=r"^engines: `receive_weights` failed: ValueError\('no layer of this name'\)"
+    ):
+        run(section, resources=over("memory"))
