@@ -111,10 +111,9 @@ class _Run:
     def sent(self) -> str:
         """The digest of all weights that engines would get, on rank 0."""
         digest = hashlib.sha256()
-        for spec in self.trainer.buckets():
-            for piece in self.trainer.bucket(spec):
-                digest.update(piece.name.encode())
-                digest.update(piece.numbers.tobytes())
+        for name, tensor in self.trainer.weights.tensors():
+            digest.update(name.encode())
+            digest.update(tensor.detach().flatten().clone().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest() if self.rank == 0 else ""
 
     def save(self, folder: Path) -> None:
