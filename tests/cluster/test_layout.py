@@ -217,3 +217,5 @@ def test_ranks_that_compute_together_are_neighbours_and_divide_the_trainers() ->
         Device("cuda", 6).gpus_needed(ResourcesConfig(sequence_parallel_size=4))
     resources = ResourcesConfig(sequence_parallel_size=2, models={"critic": {"gpus": 2}})
     assert [resources.of_model(role).sequence_parallel_size for role in ("critic", "reference", "reward")] == [2, 2, 1]
+    assert Device("cpu", 4).rounding(resources)["sequence_parallel_size"] == 2
+    assert "sequence_parallel_size" not in Device("cpu", 4).rounding(ResourcesConfig())
