@@ -88,7 +88,7 @@ def _of_training(work: Training, resources: ResourcesConfig, cluster: Cluster) -
     stage = zero_stage(resources, ranks)
     recompute = _recomputes(resources, cluster)
     tokens = work.training.batch_size * work.sequences * work.tokens
-    largest = max(resources.token_budget, work.sequences * work.tokens)
+    largest = _of_one_rank(max(resources.token_budget, work.sequences * work.tokens), resources)
     role = memory.trained(
         "policy", cluster.model, work.training, ranks, stage, resources.offload_optimizer, recompute, largest
     )
@@ -125,7 +125,8 @@ def _of_reinforcement(work: Reinforcement, resources: ResourcesConfig, cluster: 
     section, timing = work.section, cluster.timing
     engines, engine, at_once, problems = _engines(work.prompt, work.completion, resources, cluster)
     shards, budget = resources.tensor_parallel_size, max(resources.token_budget, work.prompt + work.completion)
-    learners = _learners(work, resources, cluster, budget)
+    of_rank = _of_one_rank(budget, resources)
+    learners = _learners(work, resources, cluster, of_rank)
     rewards = sum(reward.KEY in LEARNED for reward in section.rewards)
     judges = resources.models.reward.gpus or resources.judges or 1
     is_split = is_sharded(resources.of_model("reward"), judges)
@@ -144,11 +145,11 @@ def _of_reinforcement(work: Reinforcement, resources: ResourcesConfig, cluster: 
     for name, role, stage, recompute in learners:
         host = by_host.setdefault(host_of(resources, name), {"logps": 0.0, "train": 0.0, "optimiser": 0.0})
         if name != "policy" or old or section.kl.place == "reward":
-            host["logps"] += timing.forward(tokens, context, role.ranks, stage == 3, budget)
+            host["logps"] += timing.forward(tokens, context, role.ranks, stage == 3, of_rank)
         if name != "reference":
             lora = section.training.lora is not None and name == "policy"
             trained = _trained(lora)
-            host["train"] += epochs * timing.training(tokens, context, role.ranks, stage, recompute, budget, trained)
+            host["train"] += epochs * timing.training(tokens, context, role.ranks, stage, recompute, of_rank, trained)
             offload = (
                 resources.of_model("critic").offload_optimizer if name == "critic" else resources.offload_optimizer
             )
@@ -179,6 +180,11 @@ def _of_reinforcement(work: Reinforcement, resources: ResourcesConfig, cluster: 
         counts,
         problems=(*problems, *_too_large(peaks)),
     )
+
+
+def _of_one_rank(tokens: int, resources: ResourcesConfig) -> int:
+    """Tokens of a micro-batch that each rank of a group holds."""
+    return -(-tokens // resources.sequence_parallel_size)
 
 
 Learner = tuple[LearnerRole, Role, int, bool]

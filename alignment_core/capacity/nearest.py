@@ -10,7 +10,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from alignment_core.capacity.estimate import Cluster, Estimate, estimate
-from alignment_core.capacity.workload import Reinforcement, Sampling, Work
+from alignment_core.capacity.workload import Reinforcement, Sampling, Training, Work
+from alignment_core.checks.shapes import why_not_together
 from alignment_core.recipes import ResourcesConfig
 
 MOST_CHANGES = 4
@@ -51,11 +52,14 @@ def _options(works: Sequence[Work], resources: ResourcesConfig, cluster: Cluster
         if cluster.gpus > 1:
             options.append(("placement", ["disaggregated"]))
     options += [("offload_optimizer", [True]), ("max_tokens_per_microbatch", [*BUDGETS])]
+    if any(isinstance(work, Training) and work.sequences * work.tokens > resources.token_budget for work in works):
+        fitting = [size for size in SHARDS if why_not_together(cluster.model.shape, size) is None]
+        options.append(("sequence_parallel_size", fitting))
     unchanged = {**resources.model_dump(), "gpu_memory_utilization": resources.engine_memory}
     return [
         (name, others)
         for name, values in options
-        if (others := [value for value in values if value != unchanged[name]])
+        if (others := [value for value in values if value != getattr(resources, name)])
     ]
 
 

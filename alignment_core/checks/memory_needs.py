@@ -52,11 +52,17 @@ def bytes_needed(
     return max((_of_stage(stage.config, count, device, resources, shape or {}) for stage in todo), default=0)
 
 
+def training_of(config: Any) -> TrainingConfig | None:
+    """The training of a stage; None if it trains nothing."""
+    training = getattr(getattr(config, "section", config), "training", None)
+    return training if isinstance(training, TrainingConfig) else None
+
+
 def _of_stage(config: Any, count: int, device: Device, resources: ResourcesConfig, shape: dict[str, Any]) -> int:
-    training, sampling = getattr(getattr(config, "section", config), "training", None), config.sampling()
+    training, sampling = training_of(config), config.sampling()
     trainers, engines = device.trainers(resources), device.engines(resources)
     needed = 0
-    if isinstance(training, TrainingConfig):
+    if training is not None:
         weights = training.base_bits / 8 if training.base_bits else 2 if training.bf16 else 4
         state = 0 if training.lora else GRADIENT_AND_MOMENTS.get(training.optimizer, 0) * count
         needed += trainers * (TRAINER_BYTES + int(weights * count)) + state

@@ -56,6 +56,7 @@ def check(plan: Plan, resources: ResourcesConfig, on_parsed: Callable[[], None] 
     problems = [*_without_variable(plan, todo)]
     problems += [
         *_wrong_heads(plan, todo, resources),
+        *_not_together(plan, todo, resources),
         *_unusable_reward_models(plan, todo),
         *_other_references(plan, todo),
     ]
@@ -146,6 +147,17 @@ def _wrong_heads(plan: Plan, todo: list[PlannedStage], resources: ResourcesConfi
     if isinstance(base, PlannedStage) and base.stage == "base_model" and any(stage.config.sampling() for stage in todo):
         config: Any = base.config
         yield from shapes.wrong_heads(shapes.model_shape(config), resources)
+
+
+def _not_together(plan: Plan, todo: list[PlannedStage], resources: ResourcesConfig) -> Iterator[str]:
+    """A sentence if a stage would train a model of whose sequences ranks cannot compute a part each."""
+    base = next((_beside(stage) for stage in plan.stages if stage.label == "model"), None)
+    ranks = resources.sequence_parallel_size
+    trains = any(memory_needs.training_of(stage.config) for stage in todo)
+    if ranks == 1 or not trains or base is None or getattr(base, "stage", "base_model") != "base_model":
+        return
+    if (problem := shapes.why_not_together(_shape(plan.store, base), ranks)) is not None:
+        yield f"resources.sequence_parallel_size: the model does not support {ranks}, because {problem}; set it to 1"
 
 
 def _unusable_reward_models(plan: Plan, todo: list[PlannedStage]) -> Iterator[str]:

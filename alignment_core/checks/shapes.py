@@ -162,6 +162,20 @@ def wrong_heads(shape: dict[str, Any], resources: ResourcesConfig) -> Iterator[s
         )
 
 
+def why_not_together(shape: dict[str, Any], ranks: int) -> str | None:
+    """Why so many ranks certainly cannot compute a sequence of a model of this shape together; None if they may."""
+    shape = shape.get("text_config") or shape
+    heads = shape.get("num_attention_heads")
+    if heads and heads % ranks:
+        return f"its {heads} attention heads cannot be shared by {ranks} ranks"
+    listed = shape.get("layer_types") or []
+    if kinds := {*listed} - {"full_attention"}:
+        return f"it has layers of other kinds than full attention ({', '.join(sorted(kinds))})"
+    if shape.get("sliding_window") and shape.get("use_sliding_window", True) and not listed:
+        return "its attention has a sliding window"
+    return None
+
+
 def on_cpu(resources: ResourcesConfig) -> bool:
     """Whether the engines certainly have no GPU; a cluster may have one elsewhere."""
     alone = not os.environ.get("RAY_ADDRESS") and shutil.which("nvidia-smi") is None

@@ -79,9 +79,10 @@ class Device:
         return 0 if self.kind == "cuda" else rank
 
     def trainers(self, resources: ResourcesConfig) -> int:
-        """Data-parallel trainer ranks."""
+        """Trainer ranks."""
         if self.kind == "cpu":
-            return resources.trainers or 1  # a second one would have the whole model again, and exchange gradients
+            # a second one would have the whole model again, and exchange gradients
+            return resources.trainers or resources.sequence_parallel_size
         of_engines = self.engines(resources) * resources.tensor_parallel_size if self.engines_apart(resources) else 0
         return resources.trainers or max(1, self.count - of_engines - gpus_apart(resources))
 
@@ -156,6 +157,11 @@ class Device:
         if self.kind == "cpu":
             return 0
         counts = self.counts(resources)
+        if counts.trainers % resources.sequence_parallel_size:
+            raise EnvironmentFault(
+                f"resources.sequence_parallel_size: {resources.sequence_parallel_size} does not divide the {counts.trainers} "
+                f"trainers that {self.count} GPUs have by default; set resources.trainers to a multiple of it"
+            )
         needed = gpus_needed(resources, counts)
         if needed > self.count:
             apart, fields = gpus_apart(resources), "resources.trainers, resources.engines"
@@ -181,6 +187,7 @@ class Device:
             "engine_threads": self._engine_threads(resources),
             "attention": resources.attention,
             "zero_stage": zero_stage(resources, trainers),
+            **({"sequence_parallel_size": size} if (size := resources.sequence_parallel_size) > 1 else {}),
             "offload_optimizer": resources.offload_optimizer,
             "max_tokens_per_microbatch": resources.token_budget,
             **({"models": models} if models else {}),
@@ -260,6 +267,11 @@ def zero_stage(resources: ResourcesConfig, trainers: int) -> int:
 def is_sharded(resources: ResourcesConfig, ranks: int) -> bool:
     """Whether each of so many ranks holds a part of a model that is not trained."""
     return zero_stage(resources, ranks) == 3
+
+
+def compute_together(resources: ResourcesConfig, ranks: int) -> bool:
+    """Whether so many ranks compute the forward passes of a model that is not trained together, not each on its own."""
+    return is_sharded(resources, ranks) or resources.sequence_parallel_size > 1
 
 
 def recomputed_activations(

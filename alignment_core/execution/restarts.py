@@ -114,6 +114,7 @@ def _less_memory(resources: ResourcesConfig) -> str:
     unset = {
         "resources.gradient_checkpointing": resources.gradient_checkpointing is not True,
         "resources.zero_stage: 3": resources.zero_stage != 3,
+        "resources.sequence_parallel_size": resources.sequence_parallel_size == 1,
     }
     settings = " or ".join(name for name, helps in unset.items() if helps)
     return ", ".join(

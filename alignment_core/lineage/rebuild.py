@@ -30,7 +30,10 @@ from alignment_core.recipes import ResourcesConfig
 SOURCES, DATA = "sources", "data"
 """What to begin from, beside the label of a stage: the files that were read, or the data sets that were made of them."""
 _OF_DATA = ("dataset", BATCH)
-_ROUNDING = ("trainers", "engines", "tensor_parallel_size", "attention", "zero_stage", "offload_optimizer")
+_ROUNDING = (
+    *("trainers", "engines", "tensor_parallel_size", "sequence_parallel_size"),
+    *("attention", "zero_stage", "offload_optimizer"),
+)
 _PASSED = {"deepspeed": "deepspeed", "engine_options": "vllm"}
 """Options of packages that are in keys, by the field of ``resources``: the package."""
 

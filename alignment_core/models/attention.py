@@ -22,13 +22,16 @@ from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
 
+from alignment_core.errors import UserError
 from alignment_core.memory import out_of_memory
 from alignment_core.models import flex_trees
 from alignment_core.models.layer_kinds import first_layers
 from alignment_core.models.prefix_tree import TreeNode, lay_out
+from alignment_core.models.sequence import FIELD, key_repeats
 
 if TYPE_CHECKING:
     from alignment_core.models.loading import Head
+    from alignment_core.models.sequence import SequenceGroup
 
 logger = logging.getLogger(__name__)
 
@@ -217,9 +220,13 @@ def _attend(
     dropout: float = 0.0,
     scaling: float | None = None,
     nodes: tuple[TreeNode, ...] | None = None,
+    sequence_group: SequenceGroup | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """The attention that ``transformers`` calls; its own one without ``nodes``. Raises RuntimeError if the model lost them."""
+    """The attention that ``transformers`` calls; its own one without ``nodes``. Raises RuntimeError if the model lost them.
+
+    With a ``sequence_group`` the tokens are a slice of those of the nodes, see :mod:`~alignment_core.models.sequence`.
+    """
     if _seen is not None:
         options = {name for name, value in more.items() if value is not None}
         plain = attention_mask is None and not dropout and options <= HARMLESS_OPTIONS
@@ -230,6 +237,10 @@ def _attend(
         if _in_use:
             raise RuntimeError("the model does not pass the nodes of its prefix trees to its attention")
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **more)
+    if sequence_group is not None:
+        query, key, value = sequence_group.by_heads(query, key, value)
+        output, _ = _attend(module, query, key, value, attention_mask, dropout, scaling, nodes)
+        return sequence_group.by_tokens(output), None
     if query.device.type == "cpu":
         return TreeAttention.apply(query, key, value, nodes, scaling).transpose(1, 2).contiguous(), None
     if _probing:
@@ -264,13 +275,14 @@ def over_trees(probing: bool = False) -> Iterator[None]:
         _in_use, _probing = before
 
 
-def use_trees(model: Any, head: Head, device: str, dtype: torch.dtype, dropout: bool) -> bool:
+def use_trees(model: Any, head: Head, device: str, dtype: torch.dtype, dropout: bool, ranks: int = 1) -> bool:
     """Let a ``transformers`` model of this head attend over prefix trees if it supports that; whether it does.
 
     It does if all its layers use plain causal attention, if it then computes the same as for each sequence alone (probed on the
     model's present device, in its present type), and if ``device`` supports it in ``dtype``, where it will compute. Otherwise
     the model is unchanged. With ``dropout`` it will train with the dropout of its configuration, which must not be in its
-    attention.
+    attention. With several ``ranks`` of a sequence group each computes a part of the heads; raises UserError if they cannot
+    share them evenly.
     """
     if model.config._attn_implementation == NAME:
         return True
@@ -288,6 +300,8 @@ def use_trees(model: Any, head: Head, device: str, dtype: torch.dtype, dropout: 
         can = False
     finally:
         model.config._attn_implementation = "sdpa"
+    if can and ranks > 1:
+        heads = frozenset(_of_one_rank(*shape, ranks) for shape in heads)
     if not can:
         _warn_once(model.config.model_type)
     elif device != "cpu":
@@ -295,6 +309,15 @@ def use_trees(model: Any, head: Head, device: str, dtype: torch.dtype, dropout: 
     if can:
         model.config._attn_implementation = NAME
     return can
+
+
+def _of_one_rank(heads: int, keys: int, size: int, ranks: int) -> Heads:
+    """What each of several ranks computes of an attention."""
+    if heads % ranks:
+        raise UserError(
+            f"{FIELD}: {ranks} ranks cannot share {heads} attention heads evenly; set it to a divisor of {heads}"
+        )
+    return heads // ranks, keys * key_repeats(heads, keys, ranks) // ranks, size
 
 
 @functools.cache

@@ -198,15 +198,17 @@ def _saved(first: TokenSequence, second: TokenSequence) -> int:
     return max(LEAST_SHARED, tokens - LEAST_SHARED + 1) if tokens >= LEAST_SHARED else 0
 
 
-def pack(rows: Seq[Row], device: str = "cpu", share_prefixes: bool = True) -> MicroBatch:
-    """Lay out the sequences of ``rows``: with ``share_prefixes`` as prefix trees in one line, otherwise separately in lines.
+def pack(rows: Seq[Row], device: str = "cpu", share_prefixes: bool = True, apart: bool = False) -> MicroBatch:
+    """Lay out the sequences of ``rows``: with ``share_prefixes`` as prefix trees in one line (``apart``: each as a tree of its
+    own), otherwise separately in lines.
 
     An empty pack is one token, so that its rank joins the collectives.
     """
     import torch
 
     sequences = [sequence for row in rows for sequence in row.sequences]
-    layout = lay_out([s.ids for s in sequences] or [np.zeros(1, np.int64)]) if share_prefixes else _lines(sequences)
+    ids = [sequence.ids for sequence in sequences] or [np.zeros(1, np.int64)]
+    layout = lay_out(ids, apart) if share_prefixes else _lines(sequences)
     width = layout.width or len(layout.ids)
     predict: list[np.ndarray] = []
     labels: list[np.ndarray] = []

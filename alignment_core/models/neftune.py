@@ -19,7 +19,10 @@ def embedding_noise(micro: MicroBatch, alpha: float, hidden_size: int, seed: int
     A row's noise follows from ``seed`` and its number, so that it does not depend on the number of ranks or on the rows that
     are packed with it.
     """
-    assert micro.nodes is None, "shared tokens have no noise of their own"
+    is_shared = (
+        micro.nodes is not None and micro.rows and micro.input_ids.numel() < sum(row.tokens for row in micro.rows)
+    )
+    assert not is_shared, "shared tokens have no noise of their own"
     device = micro.input_ids.device
     noise_NH = torch.zeros(micro.input_ids.numel(), hidden_size, device=device)
     generator = torch.Generator(device)

@@ -19,6 +19,7 @@ from alignment_core.losses.logprobs import candidate_logps, entropy, token_logps
 from alignment_core.models.attention import keeps_apart, over_trees, use_trees
 from alignment_core.models.flash_attention import bounds, use_flash_attention
 from alignment_core.models.rope import RopeLengths, sequence_lengths
+from alignment_core.models.sequence import FIELD, SequenceGroup, Slice
 from alignment_core.models.vocabulary_head import VocabularyHead
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class PackedModel(nn.Module):
         context: int | None = None,
         dtype: torch.dtype | None = None,
         flash: bool = False,
+        sequence_group: SequenceGroup | None = None,
     ) -> None:
         """``with_entropy``, of a language model: the forward gives [2, K], log-probabilities and entropies in nats.
 
@@ -57,6 +59,9 @@ class PackedModel(nn.Module):
         each in a line of its own. With ``dropout`` the model's own dropout is on in training mode; that of LoRA adapters always
         is. ``context``: see :class:`~alignment_core.models.rope.RopeLengths`. ``flash``: compute attention without shared
         prefixes by :mod:`~alignment_core.models.flash_attention`.
+
+        The ranks of a ``sequence_group`` call it at once, on the same micro-batch, and get the same output. Raises UserError
+        for a model that they cannot compute together.
         """
         super().__init__()
         self.model = model
@@ -72,10 +77,17 @@ class PackedModel(nn.Module):
         self.rope = RopeLengths(model, context)
         # Shared tokens are computed once, so their rotary frequencies must be the same in all of their sequences.
         one_length = not self.rope.needed or context is not None
+        self.sequence_group = sequence_group or SequenceGroup()
+        ranks = self.sequence_group.size
         self.shares_prefixes = (
-            share_prefixes and one_length and use_trees(model, head, device, dtype or model.dtype, dropout)
+            share_prefixes and one_length and use_trees(model, head, device, dtype or model.dtype, dropout, ranks)
         )
         """Whether its micro-batches must be laid out with shared prefixes."""
+        if ranks > 1 and not self.shares_prefixes:
+            raise UserError(
+                f"{FIELD}: several ranks cannot compute a sequence of a {model.config.model_type} model together, because "
+                f"{_why_not_together(share_prefixes, one_length)}; set it to 1"
+            )
         # Chunked attention counts its chunks from the start of the line, not of the sequence.
         counts_chunks = getattr(model.config.get_text_config(), "attention_chunk_size", None)
         self.alone = not self.shares_prefixes and (bool(counts_chunks) or not keeps_apart(model, head))
@@ -97,6 +109,11 @@ class PackedModel(nn.Module):
         self._states: Tensor | None = None
         if head == "lm":
             self.vocabulary = VocabularyHead(model)
+            if ranks > 1 and self.vocabulary.after is None:
+                raise UserError(
+                    f"{FIELD}: the logits of a {model.config.model_type} model may depend on those of other tokens, which are "
+                    "on other ranks; set it to 1"
+                )
             self.vocabulary.layer.register_forward_pre_hook(self._select_places)
         elif isinstance(model.score, nn.Linear):
             score: Any = model.score
@@ -201,15 +218,34 @@ class PackedModel(nn.Module):
                 self.rope.lengths = torch.where(
                     multiplicity > 0, multiplicity.sum(1, keepdim=True), multiplicity.shape[1]
                 )
+        places_K = last_S if self.head == "score" else predict_K  # a value is that of the state before each token
+        here_k = places_k = places_K
+        nodes_of_line = nodes
+        part: Slice | None = None
+        if self.sequence_group.size > 1:
+            assert nodes is not None
+            part = Slice(self.sequence_group, input_ids.shape[1])
+            nodes_of_line = part.padded(nodes)
+            input_ids, position_ids = part.of(input_ids), part.of(position_ids)
+            if self.rope.lengths is not None:
+                self.rope.lengths = part.of(self.rope.lengths)
+            if self.noise is not None:
+                self.noise = part.of(self.noise)
+            here_k, places_k = part.here(places_K)
+            if self.head == "lm":
+                labels_K = labels_K[here_k]
+                candidates_KC = None if candidates_KC is None else candidates_KC[here_k]
         options: dict[str, Any] = {"input_ids": input_ids, "position_ids": position_ids, "use_cache": False}
         if self.in_one_line:
             options |= bounds(position_ids)
         if nodes is not None:
-            options["nodes"] = nodes
+            options["nodes"] = nodes_of_line
+        if part is not None:
+            options["sequence_group"] = self.sequence_group
         balancing = self._balancing is not None and self.training
         if balancing:
             options["output_router_logits"] = True
-        self._selected = predict_K if self.head == "lm" else None
+        self._selected = places_k if self.head == "lm" else None
         try:
             with over_trees() if self.shares_prefixes else nullcontext():
                 output = (self.model if self.head == "lm" else self.model.base_model)(**options)
@@ -218,14 +254,25 @@ class PackedModel(nn.Module):
         if balancing:
             config = self.model.config.get_text_config()
             experts = getattr(config, "num_experts", None) or config.num_local_experts  # either name, by the model
-            self.router_loss = self._balancing(output.router_logits, experts, config.num_experts_per_tok, multiplicity)
+            logits = output.router_logits
+            if part is not None:
+                logits = tuple(part.whole(of_layer.flatten(0, -2)) for of_layer in logits)
+            self.router_loss = self._balancing(logits, experts, config.num_experts_per_tok, multiplicity)
         if self.head == "lm":
-            return self._reduced(output.logits[0], labels_K, temperature, candidates_KC)
-        places = last_S if self.head == "score" else predict_K  # the value of the state before each token
-        return self.model.score(output.last_hidden_state.flatten(0, 1)[places])[:, 0]
+            result = self._reduced(output.logits[0], labels_K, temperature, candidates_KC)
+        else:
+            result = self.model.score(output.last_hidden_state.flatten(0, 1)[places_k])[:, 0]
+        if part is not None:
+            result = part.gathered(result, here_k, len(places_K))
+        return result.movedim(1, 0) if self.head == "lm" and self._has_pair(candidates_KC) else result
+
+    def _has_pair(self, candidates_KC: Tensor | None) -> bool:
+        """Whether a language model gives two numbers for each place or token."""
+        return self.top is not None or (self.with_entropy and candidates_KC is None)
 
     def _reduced(self, logits_KV: Tensor, labels_K: Tensor, temperature: float, candidates_KC: Tensor | None) -> Tensor:
-        """What the forward pass gives of a language model; its ``logits_KV`` have no rows if their states were kept."""
+        """What the forward pass gives of a language model, by place; its ``logits_KV`` have no rows if their states were
+        kept."""
 
         def reduce(logits_kV: Tensor, places: slice) -> Tensor:
             if temperature != 1:
@@ -239,9 +286,7 @@ class PackedModel(nn.Module):
 
         states_KH, self._states = self._states, None
         of_logits = self.vocabulary.of_logits
-        reduced = of_logits(logits_KV, reduce) if states_KH is None else self.vocabulary(states_KH, reduce)
-        pair = self.top is not None or (self.with_entropy and candidates_KC is None)
-        return reduced.movedim(1, 0) if pair else reduced
+        return of_logits(logits_KV, reduce) if states_KH is None else self.vocabulary(states_KH, reduce)
 
     def _lengths(self, position_ids: Tensor) -> Tensor:
         """Length of the sequence of each token. [L, W]"""
@@ -255,6 +300,15 @@ class PackedModel(nn.Module):
                 "other rotary positions for longer sequences: set max_length of its rows, or resources.attention to `sdpa`"
             )
         return torch.ones_like(position_ids)
+
+
+def _why_not_together(share_prefixes: bool, one_length: bool) -> str:
+    """Why a model's sequences are not laid out as prefix trees."""
+    if not share_prefixes:
+        return "resources.attention is `sdpa`"
+    if not one_length:
+        return "its rotary positions depend on the length of each sequence"
+    return "not all of its layers are plain causal attention, or the device does not compute that (see the log)"
 
 
 def _has_routers(model: nn.Module) -> bool:

@@ -56,10 +56,11 @@ def by_prefix(sequences: Sequence[np.ndarray]) -> list[int]:
     return sorted(range(len(keys)), key=keys.__getitem__)
 
 
-def lay_out(sequences: Sequence[np.ndarray]) -> Layout:
-    """The layout of these non-empty sequences."""
+def lay_out(sequences: Sequence[np.ndarray], apart: bool = False) -> Layout:
+    """The layout of these non-empty sequences; ``apart``: of each in a tree of its own."""
     order = by_prefix(sequences)
-    shared = [shared_tokens(sequences[left], sequences[right]) for left, right in pairwise(order)]
+    neighbours = pairwise(order)
+    shared = [0 if apart else shared_tokens(sequences[left], sequences[right]) for left, right in neighbours]
 
     def children(first: int, end: int, depth: int, parent: int) -> list[tuple[int, int, int, int]]:
         """The sequences ``first`` to ``end`` of the order, grouped by their common prefix beyond ``depth`` tokens."""

@@ -28,8 +28,11 @@ def unanimous(flag: bool, device: str) -> bool:
     return int(counts[0]) in (0, int(counts[1]))
 
 
-def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
-    """The same sums on every rank, on the device of ``values``."""
+def sum_over_ranks(values: torch.Tensor, counts: bool = True) -> torch.Tensor:
+    """The same sums on every rank, on the device of ``values``. They leave out the ranks that do not count, because another
+    one has the same values."""
+    if not counts:
+        values = torch.zeros_like(values)
     if torch.distributed.get_world_size() > 1:
         torch.distributed.all_reduce(values)
     return values

@@ -42,7 +42,7 @@ class ForwardJob:
 
 
 class Forward:
-    """A frozen model with packed, batched forward passes. Ranks are independent unless it is sharded."""
+    """A frozen model with packed, batched forward passes. Ranks are independent unless they compute it together."""
 
     def __init__(
         self, job: ForwardJob, resources: ResourcesConfig, device: Device, rank: int = 0, world: int = 1
@@ -68,15 +68,15 @@ class Forward:
         judge, the log-odds of its good verdict after the completion. With ids of what follows, log-probabilities are those
         within the whole sequence, on whose length rotary frequencies may depend.
 
-        Returns [len(pairs)] float32, in the order of ``pairs``; of a sharded model, this rank's values, and 0 where other ranks
-        compute.
+        Returns [len(pairs)] float32, in the order of ``pairs``; of a model that ranks compute together, this rank's values, and
+        0 where other ranks compute or have the same.
         """
         rows = [Row(number, (self._sequence(*pair),)) for number, pair in enumerate(pairs)]
         values = np.zeros(len(rows), np.float32)
         for micro in self.frozen.packs(rows):
             with torch.no_grad():
                 output = run_packed(self.frozen.packed, micro, self.job.temperature)
-                if not micro.rows:
+                if not (micro.rows and self.frozen.sequence_group.is_first):
                     continue
                 if self.job.verdicts:
                     output = output[:, 1] - output[:, 2]

@@ -14,13 +14,14 @@ from alignment_core.models.loading import Head
 from alignment_core.models.microbatch import MicroBatch, Row, cut, pack
 from alignment_core.models.model_ref import Model
 from alignment_core.models.packed import PackedModel
+from alignment_core.models.sequence import sequence_group
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.training.engine import close_engine, make_frozen_engine
 
 
 class FrozenModel:
-    """The weights of a model on this rank: all of them or, at ZeRO stage 3, a part. Then it is created, called and closed on
-    every rank at once."""
+    """The weights of a model on this rank: all of them or, at ZeRO stage 3, a part. Then, and with groups of ranks for long
+    sequences, it is created, called and closed on every rank at once."""
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class FrozenModel:
         self.world = world
         self.token_budget = resources.token_budget
         self.device = device.torch_device
+        self.sequence_group = sequence_group(resources.sequence_parallel_size, resources.wait_timeout_seconds)
         loaded = model.load(head, dtype, as_stored=self.is_sharded)
         if not self.is_sharded:
             loaded.to(self.device)  # before it is probed, which a processor may take minutes for
@@ -49,7 +51,14 @@ class FrozenModel:
         if flash:
             check_flash_attention(self.device)
         self.packed = PackedModel(
-            loaded, head, share_prefixes=share, device=self.device, context=context, dtype=dtype, flash=flash
+            loaded,
+            head,
+            share_prefixes=share,
+            device=self.device,
+            context=context,
+            dtype=dtype,
+            sequence_group=self.sequence_group,
+            flash=flash,
         )
         self.packed.eval().requires_grad_(False)
         self._engine = None
@@ -57,9 +66,10 @@ class FrozenModel:
             self._engine = make_frozen_engine(self.packed, resources, dtype == torch.bfloat16, self.device)
 
     def packs(self, rows: Sequence[Row]) -> Iterator[MicroBatch]:
-        """Micro-batches of all ``rows`` or, if it is sharded, of this rank's. Compute those without rows, too: other ranks wait
-        for them."""
-        ranks, rank = (self.world, self.rank) if self.is_sharded else (1, 0)
+        """Micro-batches of all ``rows`` or, if ranks compute them together, of this rank's. Compute those without rows, too:
+        other ranks wait for them."""
+        is_alone = not self.is_sharded and self.sequence_group.size == 1
+        ranks, rank = (1, 0) if is_alone else self.sequence_group.share(self.world, self.rank)
         shares = self.packed.shares_prefixes
         return (pack(part, self.device, shares) for part in cut(rows, ranks, self.token_budget, shares)[rank])
 

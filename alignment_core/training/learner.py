@@ -36,6 +36,7 @@ from alignment_core.models.quantization import field_of
 from alignment_core.models.quantization import size as numbers_of
 from alignment_core.models.saved_stop_tokens import stop_at_turn_end
 from alignment_core.models.saving import save_checkpoint, write_chat_template
+from alignment_core.models.sequence import sequence_group
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.training.collectives import from_rank_0, sum_over_ranks, unanimous
 from alignment_core.training.ema import WeightAverage
@@ -108,6 +109,7 @@ class Learner:
         self.rank = rank
         self.world = world
         self.zero_stage = zero_stage(resources, world)
+        self.sequence_group = sequence_group(resources.sequence_parallel_size, resources.wait_timeout_seconds)
         if self.zero_stage == 3 and (bits := training.base_bits):
             raise UserError(
                 f"{field_of(bits)}: ZeRO 3 cannot shard weights in {bits} bits; set resources.zero_stage to 2 or less"
@@ -137,24 +139,26 @@ class Learner:
             add_adapters(model, head, lora, source.adapter_seed, train_head=source.head != "lm")
         if self.zero_stage != 3:  # `make_engine` gives each device its part of a model that may be too large for one
             model.to(device.torch_device)
+        has_noise = source.neftune_noise_alpha > 0
         self.packed = PackedModel(
             model,
             source.head,
             with_entropy=source.with_entropy,
             # each row has its own noise, also on a prefix that is the same in others
-            share_prefixes=resources.attention == "auto" and not source.neftune_noise_alpha,
+            share_prefixes=resources.attention == "auto" and (self.sequence_group.size > 1 or not has_noise),
             device=device.torch_device,
             dropout=source.dropout,
             context=source.context,
             dtype=dtype,
             flash=flash,
+            sequence_group=self.sequence_group,
         )
         if not unanimous(self.packed.shares_prefixes, device.torch_device):
             raise EnvironmentFault(
                 "resources.attention: prefix trees can be computed on some of the trainers' devices and not on others; use "
                 "devices of one kind, or set it to `sdpa`"
             )
-        if source.neftune_noise_alpha:
+        if has_noise:
             self.packed.accept_noise()
         coefficient = training.router_aux_loss_coef
         self.router_aux_loss_coef = self.packed.router_aux_loss_coef if coefficient is None else coefficient
@@ -198,6 +202,11 @@ class Learner:
         if self.grad_norm > self.training.max_grad_norm > 0:
             torch.nn.utils.clip_grads_with_norm_(self.packed.parameters(), self.training.max_grad_norm, norm)
 
+    @property
+    def counts(self) -> bool:
+        """Whether this rank's sums are part of those over all ranks: the ranks of a group have the same."""
+        return self.sequence_group.is_first
+
     def parameters(self) -> int:
         """Number of parameters of the whole model, of which this rank may hold a part."""
         return sum(_size(p) for p in self.packed.parameters())
@@ -208,7 +217,7 @@ class Learner:
             return self.engine(*batch)
 
     def step(self, terms: Sequence[Term], rate: float) -> None:
-        """One optimiser step on the sum of the terms; each rank computes its own packs of their rows.
+        """One optimiser step on the sum of the terms; each rank, or group of ranks, computes its own packs of their rows.
 
         The report of the first term also gets the numbers of the whole step. Raises NumericError on every rank where the loss
         or its gradient is not finite, or above ``training.max_loss``.
@@ -245,7 +254,8 @@ class Learner:
         self.consistent = True
 
     def _backward(self, term: Term, terms: Sequence[Term]) -> float:
-        """Add the gradient of this rank's packs of ``term``, one of the step's ``terms``; returns their part of the loss.
+        """Add the gradient of this rank's packs of ``term``, one of the step's ``terms``; returns their part of the loss, which
+        is 0 if another rank of a group counts it.
 
         The load-balancing loss of routers is averaged over the packs of the step, weighted by their tokens.
         """
@@ -264,10 +274,13 @@ class Learner:
                 aux_loss = self.packed.router_loss * (tokens_of_pack / tokens)
                 objective = objective + self.router_aux_loss_coef * aux_loss
                 sums.add({"aux_loss": aux_loss * terms[0].normaliser})  # metrics are divided by it later
-            # DeepSpeed averages gradients over ranks; the loss of a batch is a sum over them.
+            # DeepSpeed averages gradients over ranks; the gradient of a batch is a sum over them, also within a group, where
+            # each has that by its own tokens.
             self.engine.backward(objective * self.world)
             sums.add(metrics)
-            term.report.tokens += tokens_of_pack
+            term.report.tokens += tokens_of_pack if self.counts else 0
+        if not self.counts:
+            return 0.0
         metric_sums = sums.read()
         for name, value in metric_sums.items():
             report = terms[0].report if name == "aux_loss" else term.report
@@ -275,7 +288,8 @@ class Learner:
         return term.weight * metric_sums["loss"] / term.normaliser
 
     def micro_batches(self, rows: Sequence[Row], share_prefixes: bool | None = None) -> list[MicroBatch]:
-        """This rank's packs of ``rows`` for a forward pass; every rank gets the same number.
+        """This rank's packs of ``rows`` for a forward pass; every rank gets the same number. Sums over ranks leave out those
+        without ``counts``.
 
         Pass ``share_prefixes`` if another model computes them: whether its sequences share prefixes.
         """
@@ -285,8 +299,10 @@ class Learner:
         return list(self._packs(rows, self.packed.shares_prefixes if share_prefixes is None else share_prefixes))
 
     def _packs(self, rows: Sequence[Row], share_prefixes: bool) -> Iterator[MicroBatch]:
-        parts = cut(rows, self.world, self.resources.token_budget, share_prefixes)[self.rank]
-        return (pack(part, self.device.torch_device, share_prefixes) for part in parts)
+        groups, number = self.sequence_group.share(self.world, self.rank)
+        apart = self.source.neftune_noise_alpha > 0
+        parts = cut(rows, groups, self.resources.token_budget, share_prefixes and not apart)[number]
+        return (pack(part, self.device.torch_device, share_prefixes, apart) for part in parts)
 
     def export(
         self, directory: Path, average: bool = False, adapter: Path | None = None, masters: Path | None = None

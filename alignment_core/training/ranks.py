@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from alignment_core.cluster.actor import Call
-from alignment_core.cluster.device import Device, is_sharded
+from alignment_core.cluster.device import Device, compute_together
 from alignment_core.cluster.group import ActorGroup
 from alignment_core.cluster.layout import LearnerRole
 from alignment_core.imports import uncollected
@@ -55,9 +55,9 @@ def open_job(trainers: TrainerActors, job: Job[T], resources: ResourcesConfig) -
 def run_blocks(
     ranks: ActorGroup[T], calls: Iterable[tuple[int, Call[T, R]]], resources: ResourcesConfig
 ) -> Iterator[tuple[int, list[R]]]:
-    """Make each numbered call on an idle rank or, if the ranks hold a sharded model together, on all of them. Yields numbers
+    """Make each numbered call on an idle rank or, if the ranks compute a model together, on all of them. Yields numbers
     and the results of the ranks that were called."""
-    if is_sharded(resources, ranks.size):
+    if compute_together(resources, ranks.size):
         for number, requested in calls:
             yield number, ranks.call_all(requested)
     else:

@@ -36,7 +36,7 @@ class TeacherJob:
 
 
 class Teacher:
-    """Predicts the targets of given rows. Ranks are independent unless the model is sharded.
+    """Predicts the targets of given rows. Ranks are independent unless they compute it together.
 
     Rows of its head beyond the tokenizer's tokens, which only pad the vocabulary, and beyond the student's embeddings, which
     lack the images' token of Gemma 3 at 1B, are no candidates and have no probability.
@@ -54,8 +54,8 @@ class Teacher:
         packed.vocabulary.tokens = tokens if job.embeddings is None else min(tokens, job.embeddings)
 
     def run(self, rows: Sequence[Row]) -> dict[int, Prediction]:
-        """For each row of one sequence, by its number, the likeliest tokens of each target, the most likely first; of a sharded
-        model, for this rank's rows."""
+        """For each row of one sequence, by its number, the likeliest tokens of each target, the most likely first; if ranks
+        compute together, for this rank's rows."""
         predictions: dict[int, Prediction] = {}
         for micro in self.frozen.packs(rows):
             with torch.no_grad():

@@ -199,7 +199,7 @@ class Trainer:
                 logps_S = reference.logps_of(micro).float()
                 if micro.rows:
                     logps_BS[[row.number for row in micro.rows]] = logps_S.view(len(micro.rows), -1)
-            columns.append(sum_over_ranks(logps_BS).cpu().numpy())
+            columns.append(sum_over_ranks(logps_BS, self.learner.counts).cpu().numpy())
         return np.concatenate(columns, axis=1) if columns else np.zeros((0, 0), np.float32)
 
     def _method_of(self, split: str, rows: Sequence[Row], done: float | None = None) -> TrainingMethod:
@@ -217,7 +217,8 @@ class Trainer:
             reference = self._reference_of(split, micro, first)
             with torch.no_grad():
                 sums.append(method.sums_before(run_packed(self.engine, micro), micro, reference).double())
-        return method.of_batch(rows, sum_over_ranks(torch.stack(sums).sum(0)) if sums else None, done)
+        counts = self.learner.counts
+        return method.of_batch(rows, sum_over_ranks(torch.stack(sums).sum(0), counts) if sums else None, done)
 
     def _numeric_error(self, reason: str, numbers: Sequence[int]) -> NumericError:
         """An error that names the step and every row of its batch, with the row's place in the user's data if that is known."""
@@ -236,7 +237,8 @@ class Trainer:
         for micro in self.learner.micro_batches(self.test_rows):
             with torch.no_grad():
                 sums.add(loss(run_packed(self.engine, micro), micro)[1])
-        report.sums.update(sums.read())
+        if self.learner.counts:
+            report.sums.update(sums.read())
         return report
 
     def export(self, directory: Path, parts: bool = True) -> None:

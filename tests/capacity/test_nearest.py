@@ -73,6 +73,22 @@ def test_asynchronous_sampling_costs_the_longer_of_the_two(tmp_path: Path) -> No
     assert steps[1].step == pytest.approx(max(beside, rest) + parts["transfer"])
 
 
+def test_a_sequence_that_is_too_long_for_a_gpu_is_computed_by_several(tmp_path: Path) -> None:
+    """By hand: 2 bytes for each of 131,072 tokens, 28 layers and 3,584 units, and 34 of one layer, are 42 GB."""
+    content = {"method": "sft", "sft": {"data": {"path": "some/rows"}, "training": {"bf16": True}}}
+    recipe = recipe_of(tmp_path, {**content, "resources": {"zero_stage": 3, "gradient_checkpointing": True}})
+    works = work_of(recipe, Lengths(row=131_072))
+    result = capacity(works, recipe.resources, _cluster(8))
+    alone = 131_072 * 3584 * (2 * 28 + 34)
+    assert result.estimates[0].roles[0].terms["activations"] == alone
+    wide = recipe.resources.model_copy(update={"sequence_parallel_size": 4})
+    assert capacity(works, wide, _cluster(8)).estimates[0].roles[0].terms["activations"] == alone / 4
+    longer = capacity(work_of(recipe, Lengths(row=524_288)), recipe.resources, _cluster(8))
+    assert longer.problems
+    assert longer.alternative is not None
+    assert longer.alternative.changes == {"sequence_parallel_size": 4}
+
+
 RECIPES = Path(__file__).parents[2] / "deployments" / "recipes"
 
 

@@ -34,6 +34,33 @@ def test_heads_that_vllm_does_not_serve_on_this_machine_are_refused(store, rows,
     assert look(store, sft(rows) | {"model": recipe["model"]}).problems == [], "nothing samples"
 
 
+def test_a_model_of_which_ranks_cannot_compute_a_part_each_is_refused(store, rows):
+    recipe = sft(rows) | {"resources": {"sequence_parallel_size": 4}}
+    assert look(store, recipe).problems == [
+        "resources.sequence_parallel_size: the model does not support 4, because its 2 attention heads cannot be shared by 4 "
+        "ranks; set it to 1"
+    ]
+    assert look(store, sft(rows) | {"resources": {"sequence_parallel_size": 2}}).problems == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "problem"),
+    [
+        ({"num_attention_heads": 6}, "its 6 attention heads cannot be shared by 4 ranks"),
+        (
+            {"num_attention_heads": 4, "layer_types": ["full_attention", "linear_attention"]},
+            "it has layers of other kinds than full attention (linear_attention)",
+        ),
+        ({"num_attention_heads": 4, "sliding_window": 4096}, "its attention has a sliding window"),
+        ({"num_attention_heads": 4, "sliding_window": 4096, "use_sliding_window": False}, None),
+        ({"text_config": {"num_attention_heads": 2}}, "its 2 attention heads cannot be shared by 4 ranks"),
+        ({}, None),
+    ],
+)
+def test_reasons_in_a_configuration_against_four_ranks(shape, problem):
+    assert shapes.why_not_together(shape, 4) == problem
+
+
 def test_a_language_model_is_no_reward_model(store, rows, tiny_model, tmp_path):
     sentence = "{}: {} is a language model without a score head, not a reward model"
     policy, scores = str(tiny_model()), tmp_path / "scores"

@@ -203,3 +203,19 @@ def test_ranks_of_one_model_never_share_a_gpu(
         assert all(len(of) == 1 for of in nodes(layout, node_of, "engines")) or tensor_parallel > max(
             sum(node_of[b] == n for b in bundles(layout, "engines")) for n in node_of.values()
         )
+
+
+def test_ranks_that_compute_together_are_neighbours_and_divide_the_trainers() -> None:
+    layout, node_of = placed([2, 4, 2], trainers=8, sequence_parallel_size=2)
+    bundles = [place.bundles[0] for place in layout.places["policy"]]
+    assert all(node_of[first] == node_of[second] for first, second in zip(bundles[::2], bundles[1::2], strict=True))
+    assert Device("cpu", 4).trainers(ResourcesConfig(sequence_parallel_size=4)) == 4, "by default one group"
+    says = (
+        r"sequence_parallel_size: 4 does not divide the 6 trainers that 6 GPUs have by default; set resources\.trainers"
+    )
+    with pytest.raises(EnvironmentFault, match=says):
+        Device("cuda", 6).gpus_needed(ResourcesConfig(sequence_parallel_size=4))
+    resources = ResourcesConfig(sequence_parallel_size=2, models={"critic": {"gpus": 2}})
+    assert [resources.of_model(role).sequence_parallel_size for role in ("critic", "reference", "reward")] == [2, 2, 1]
+    assert Device("cpu", 4).rounding(resources)["sequence_parallel_size"] == 2
+    assert "sequence_parallel_size" not in Device("cpu", 4).rounding(ResourcesConfig())

@@ -132,10 +132,14 @@ def test_out_of_memory_halves_the_micro_batch_until_the_stage_fits(run: Any, cap
 @pytest.mark.parametrize(
     ("resources", "settings"),
     [
-        ({}, "set resources.gradient_checkpointing or resources.zero_stage: 3, "),
-        ({"zero_stage": 3}, "set resources.gradient_checkpointing, "),
-        ({"gradient_checkpointing": True}, "set resources.zero_stage: 3, "),
-        ({"zero_stage": 3, "gradient_checkpointing": True}, ""),
+        (
+            {},
+            "set resources.gradient_checkpointing or resources.zero_stage: 3 or resources.sequence_parallel_size, ",
+        ),
+        ({"zero_stage": 3, "sequence_parallel_size": 2}, "set resources.gradient_checkpointing, "),
+        ({"gradient_checkpointing": True, "sequence_parallel_size": 2}, "set resources.zero_stage: 3, "),
+        ({"gradient_checkpointing": True, "zero_stage": 3}, "set resources.sequence_parallel_size, "),
+        ({"zero_stage": 3, "gradient_checkpointing": True, "sequence_parallel_size": 2}, ""),
     ],
 )
 def test_running_out_of_memory_at_the_smallest_micro_batch_names_fields_that_may_help(

@@ -230,6 +230,18 @@ def test_the_section_nightly_is_optional(load):
             "`deepspeed.zero_optimization.stage` is set by other fields of the recipe",
         ),
         (["resources={offload_optimizer: true, zero_stage: 0}"], "`offload_optimizer` needs `zero_stage` 1, 2 or 3"),
+        (
+            ["resources={sequence_parallel_size: 2, trainers: 3}"],
+            "`trainers: 3` is no multiple of `sequence_parallel_size: 2`",
+        ),
+        (
+            ["resources={sequence_parallel_size: 2, models: {critic: {gpus: 3}}}"],
+            "`models.critic.gpus: 3` is no multiple of `sequence_parallel_size: 2`",
+        ),
+        (
+            ["resources={sequence_parallel_size: 2, attention: sdpa}"],
+            "`sequence_parallel_size` needs `attention: auto`",
+        ),
         (["rl.result=average"], "`rl.result: average` needs the section `rl.ema`: add `ema: {}`"),
         (["rl.result=best"], "`rl.result: best` needs the section `rl.best`: add `best: {prompts: …}`"),
         (

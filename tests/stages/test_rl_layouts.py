@@ -135,3 +135,18 @@ def test_a_reference_that_is_bound_to_the_policy_has_no_gpus_of_its_own(
     section |= {"kl": {"coefficient": 0.1}, **changes, "training": training}
     with pytest.raises(UserError, match=says):
         run(section, "refused", {"reference": {"gpus": 1}})
+
+
+def test_groups_of_ranks_that_compute_together_train_the_same_policy(
+    section: Section, run: Placed, machines: Any, tiny_model: Any, tmp_path: Path
+) -> None:
+    """Each step of policy, critic and reference on two ranks, of which each has a half of the tokens."""
+    section |= {**PPO, "kl": {"coefficient": 0.1}, "steps": 2}
+    _, alone = run(section, "alone")
+    for name, models in {"beside": {}, "apart": {"critic": {"gpus": 2}}}.items():
+        of_pairs: dict[str, Any] = {"sequence_parallel_size": 2, **({"models": models} if models else {})}
+        resources = ResourcesConfig(**{**RESOURCES.model_dump(exclude_unset=True), "trainers": 2, **of_pairs})
+        warm = machines(2, **of_pairs)
+        _, result = run_rl(tmp_path / name, tiny_model(), section, machines, resources, warm=warm)
+        for metric in ("reward", "kl", "critic_loss"):
+            assert result.metrics[metric] == pytest.approx(alone.metrics[metric], rel=1e-4), (name, metric)

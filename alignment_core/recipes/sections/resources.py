@@ -115,8 +115,13 @@ class ResourcesConfig(Config):
     """Trainers and engines share the GPUs and take turns (`colocated`), or have GPUs of their own (`disaggregated`). On a CPU
     they share the cores either way."""
     trainers: int | None = Field(None, ge=1)
-    """Number of data-parallel trainer ranks. Default: one per GPU or, if disaggregated, per GPU that the engines leave;
-    on a CPU, one, which has all cores."""
+    """Number of trainer ranks. Default: one per GPU or, if disaggregated, per GPU that the engines leave; on a CPU, one, which
+    has all cores, or `sequence_parallel_size`."""
+    sequence_parallel_size: int = unkeyed(1, ge=1)
+    """Number of trainer ranks that compute each micro-batch together, so that each holds the activations of a part of its
+    tokens: for sequences that are too long for one device (DeepSpeed Ulysses, Jacobs et al. 2023). It must divide the number
+    of `trainers`, and of GPUs of a critic or reference of its own, and the model's attention heads; for models with plain
+    causal attention, and `attention: auto`. `max_tokens_per_microbatch` is shared by these ranks."""
     engines: int | None = Field(None, ge=1)
     """Number of vLLM engines. Default: one per trainer; if disaggregated, the GPUs that trainers leave, and half of all
     GPUs if neither number is given."""
@@ -245,6 +250,8 @@ class ResourcesConfig(Config):
             offloaded = {"device": "cpu", **({} if self.pin_memory else {"pin_memory": False})}
             zero = {**self.deepspeed.get("zero_optimization", {}), "offload_param": offloaded}
             update["deepspeed"] = {**self.deepspeed, "zero_optimization": zero}
+        if role == "reward":
+            update["sequence_parallel_size"] = 1  # its actors score different rows, and keep no activations
         return self.model_copy(update=update)
 
     @property
@@ -287,8 +294,29 @@ class ResourcesConfig(Config):
             raise ValueError(
                 "`offload_while_sampling` needs `placement: colocated`: trainers with GPUs of their own keep their memory"
             )
+        if self.sequence_parallel_size > 1:
+            self._check_sequence_groups()
         if self.offload_optimizer and self.zero_stage == 0:
             raise ValueError(
                 "`offload_optimizer` needs `zero_stage` 1, 2 or 3, even with one trainer: leave `zero_stage` out for 2"
             )
         return self
+
+    def _check_sequence_groups(self) -> None:
+        """Raise ValueError if ranks cannot compute micro-batches together."""
+        size = self.sequence_parallel_size
+        numbers = {
+            "trainers": self.trainers,
+            "models.critic.gpus": self.models.critic.gpus,
+            "models.reference.gpus": self.models.reference.gpus,
+        }
+        for field, ranks in numbers.items():
+            if ranks is not None and ranks % size:
+                raise ValueError(
+                    f"`{field}: {ranks}` is no multiple of `sequence_parallel_size: {size}`, which is how many ranks compute "
+                    "each micro-batch together: change one of them"
+                )
+        if self.attention != "auto":
+            raise ValueError(
+                "`sequence_parallel_size` needs `attention: auto`: the attention of `transformers` does not extend over ranks"
+            )
