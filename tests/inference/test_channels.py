@@ -224,8 +224,8 @@ def test_nothing_is_left_of_killed_processes(opened: Open) -> None:
     """Shared memory without a name, and sockets without files."""
     before = set(Path("/dev/shm").iterdir())
     sides = opened("memory")
-    sides.start(lambda sender: sender.send(killed_after(3, weights_of(1, rows=9))), lambda _: time.sleep(60))
-    assert sides.report_of_sender() == ("killed", None)
+    sides.start(lambda sender: sender.send(killed_after(3, weights_of(1, rows=9))), receives(1))
+    assert [name for name, _ in sides.reports()] == ["killed", "PeerFailed", "PeerFailed"]
     sides.end()
     assert set(Path("/dev/shm").iterdir()) <= before
 
