@@ -59,7 +59,7 @@ def _options(works: Sequence[Work], resources: ResourcesConfig, cluster: Cluster
     return [
         (name, others)
         for name, values in options
-        if (others := [value for value in values if value != getattr(resources, name)])
+        if (others := [value for value in values if value != unchanged[name]])
     ]
 
 
