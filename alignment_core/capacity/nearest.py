@@ -55,11 +55,11 @@ def _options(works: Sequence[Work], resources: ResourcesConfig, cluster: Cluster
     if any(isinstance(work, Training) and work.sequences * work.tokens > resources.token_budget for work in works):
         fitting = [size for size in SHARDS if why_not_together(cluster.model.shape, size) is None]
         options.append(("sequence_parallel_size", fitting))
-    unchanged = {**resources.model_dump(), "gpu_memory_utilization": resources.engine_memory}
+    unchanged = resources.model_copy(update={"gpu_memory_utilization": resources.engine_memory})
     return [
         (name, others)
         for name, values in options
-        if (others := [value for value in values if value != unchanged[name]])
+        if (others := [value for value in values if value != getattr(unchanged, name)])
     ]
 
 

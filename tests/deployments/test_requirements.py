@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LOCKS = sorted(path for path in (ROOT / "requirements").glob("*.txt") if path.name != "overrides.txt")
+LOCKS = sorted(path for path in (ROOT / "requirements").glob("*.txt") if not path.name.startswith("overrides"))
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)
