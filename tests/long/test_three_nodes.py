@@ -68,4 +68,5 @@ def test_memory_of_one_node_is_refused_for_engines_on_others(nodes: RayNodes, bu
     command = ["run", str(recipe), "--set", "resources.weight_transfer=memory", "--set", "resources.engines=2"]
     command += ["--store", f"s3://{bucket}/{tmp_path.name}"]
     failure = run_align(homes[0], *command, expect=2, timeout=550, **nodes.environment())
-    assert failure["error"].startswith("resources.weight_transfer: memory needs all engines on the node of the first")
+    says = "rl: resources.weight_transfer: memory needs all engines on the node of the first trainer: use auto, or broadcast"
+    assert failure["error"] == says
