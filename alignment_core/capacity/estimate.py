@@ -165,6 +165,8 @@ def _of_reinforcement(work: Reinforcement, resources: ResourcesConfig, cluster: 
     if section.execution.max_staleness:
         seconds = _overlapped(seconds)
     roles = [role for _, role, _, _ in learners]
+    if cluster.device.trainers_rest(resources, section.execution.max_staleness):  # in pinned CPU memory
+        roles = [replace(role, host=role.host + role.resident) for role in roles]
     peaks = tuple(_peaks(work, resources, cluster, learners, engine, reward))
     counts = {
         "prompt_tokens": prompts * work.prompt,

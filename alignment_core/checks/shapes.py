@@ -169,7 +169,7 @@ def why_not_together(shape: dict[str, Any], ranks: int) -> str | None:
     if heads and heads % ranks:
         return f"its {heads} attention heads cannot be shared by {ranks} ranks"
     listed = shape.get("layer_types") or []
-    if kinds := {*listed} - {"full_attention"}:
+    if kinds := {*listed} - {"full_attention", "attention"}:
         return f"it has layers of other kinds than full attention ({', '.join(sorted(kinds))})"
     if shape.get("sliding_window") and shape.get("use_sliding_window", True) and not listed:
         return "its attention has a sliding window"

@@ -131,7 +131,8 @@ def place_models(resources: ResourcesConfig, counts: Counts, gpus: Sequence[Gpu]
     # An engine over several GPUs claims none itself: vLLM's workers claim them.
     share = ENGINE_GPU if size == 1 else 0.0
     places["engines"] = tuple(Place(tuple(gpu.bundle for gpu in chunk), share) for chunk in engines)
-    places["reward"] = _of_reward(resources, own, ordered)
+    # Engines with GPUs of their own leave no room on them.
+    places["reward"] = _of_reward(resources, own, own["policy"] if counts.engines_apart else ordered)
     return ActorLayout(places)
 
 
@@ -150,7 +151,7 @@ def _on_one_node(gpus: Sequence[Gpu], size: int) -> list[Sequence[Gpu]]:
 
 
 def _of_reward(resources: ResourcesConfig, own: Mapping[str, Sequence[Gpu]], gpus: Sequence[Gpu]) -> tuple[Place, ...]:
-    """The places of the actors of a reward model, on its own GPUs, on those of another model, or on any."""
+    """The places of the actors of a reward model, on its own GPUs, on those of another model, or on ``gpus``."""
     place = resources.models.reward
     if place.gpus:
         judges = resources.judges or place.gpus

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from alignment_core.cluster.device import Device
-from alignment_core.errors import UserError
+from alignment_core.errors import PeerFailed, UserError
 from alignment_core.imports import uncompiled
 from alignment_core.inference.channels.buckets import Bucket
 from alignment_core.inference.channels.channel import Channel
@@ -139,14 +139,15 @@ class Engine:
                 self.llm.wake_up([part])
             self._asleep.remove(part)
 
-    def load(self, model: Path, policy: str) -> float:
-        """Load the weights of the folder ``model``; seconds it took (0 if the engine holds them)."""
+    def load(self, model: Path, policy: str, adapter_follows: bool = False) -> float:
+        """Load the weights of the folder ``model``; seconds it took (0 if the engine holds them). ``adapter_follows``: see
+        :meth:`end_update`."""
         if policy == self.policy:
             return 0.0
         started = time.monotonic()
         self._begin()
         self.llm.collective_rpc("load_checkpoint", args=(str(model),))
-        self._end(policy, 0)
+        self._end(policy, 0, adapter_follows)
         return time.monotonic() - started
 
     def nodes(self) -> list[str]:
@@ -165,13 +166,15 @@ class Engine:
         self.llm.collective_rpc("close_channel")
 
     def receive_weights(self) -> None:
-        """Begin an update, and load all weights that the trainers send through the channel meanwhile."""
+        """Begin an update, and load all weights that the trainers send through the channel meanwhile. Raises PeerFailed if
+        these or another engine fail."""
         try:
             self.begin_update()
         except BaseException:
             self.close_channel()  # the trainers wait for no engine that cannot begin
             raise
-        self.llm.collective_rpc("receive_weights")
+        if failure := next(filter(None, self.llm.collective_rpc("receive_weights")), None):
+            raise PeerFailed(failure)
 
     def begin_update(self) -> None:
         """Prepare for new weights. A sleeping engine wakes up, without its KV cache; requests in progress wait."""
@@ -182,10 +185,11 @@ class Engine:
         """Load some of the new weights, which come as buckets."""
         self.llm.collective_rpc("load_bucket", args=(bucket,))
 
-    def end_update(self, policy: str, version: int) -> None:
-        """All new weights are loaded: the KV cache wakes up, and requests in progress continue with them."""
+    def end_update(self, policy: str, version: int, adapter_follows: bool = False) -> None:
+        """All new weights are loaded: the KV cache wakes up, and requests in progress continue with them; both at
+        :meth:`use_adapter`, if an adapter follows."""
         self.llm.collective_rpc("end_update")
-        self._end(policy, version)
+        self._end(policy, version, adapter_follows)
 
     def load_adapter(self, files: Mapping[str, bytes]) -> None:
         """Load an adapter, in place of the one before, from the names and contents of ``peft``'s files. The weights stay the
@@ -211,9 +215,10 @@ class Engine:
         self._wake(WEIGHTS)
         self._adapter = None
 
-    def _end(self, policy: str, version: int) -> None:
-        self._wake(CACHE)
-        self.queue.continue_with(version, self._adapter)
+    def _end(self, policy: str, version: int, adapter_follows: bool = False) -> None:
+        if not adapter_follows:
+            self._wake(CACHE)
+            self.queue.continue_with(version, self._adapter)
         self.policy = policy
         self._half_loaded = False
         self._updates += 1

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from alignment_core.errors import PeerFailed
 from alignment_core.inference.channels.buckets import Assembler, Bucket, from_bucket
 from alignment_core.inference.channels.channel import Channel, Receiver
 from alignment_core.inference.channels.control import Address
@@ -74,11 +75,16 @@ class WeightUpdate:
             self.receiver.close()
             self.receiver = None
 
-    def receive_weights(self) -> None:
-        """Load all weights that come through the channel."""
+    def receive_weights(self) -> str | None:
+        """Load all weights that come through the channel. The failure of a peer is returned, as a sentence: of an error in a
+        worker process vLLM tells the engine no more than its text."""
         assert self.receiver is not None, "the channel is opened before"
-        with self.receiver.receiving() as weights:
-            self._load(weights)
+        try:
+            with self.receiver.receiving() as weights:
+                self._load(weights)
+        except PeerFailed as error:
+            return str(error)
+        return None
 
     def _load(self, weights: Iterable[tuple[str, Any]]) -> None:
         from vllm.config import set_current_vllm_config

@@ -21,7 +21,6 @@ from alignment_core.models.adapters import adapters_of, is_adapter, merged, plai
 from alignment_core.training.ema import WeightAverage, stepped_tensors, whole_tensors
 
 FILE = "portable-{:05d}.safetensors"
-FIRST = FILE.format(0)
 AVERAGE = "average:"
 """Prefix of the moving average of a weight."""
 _FILE_BYTES = 1 << 30

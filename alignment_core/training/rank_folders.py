@@ -19,7 +19,9 @@ def bring(ranks: ActorGroup[Any], folder: Path) -> None:
     """Copy a folder of this machine to those of all ranks. Artifacts are fetched there by themselves."""
     if not ranks.elsewhere or is_artifact(folder):
         return
-    ranks.run_on(ranks.elsewhere, portable_paths.receive, folder, portable_paths.share(folder), home_id())
+    entries = portable_paths.share(folder)
+    ranks.run_on(ranks.elsewhere, portable_paths.clear, folder, home_id())  # of files of a save that was killed
+    ranks.run_on(ranks.elsewhere, portable_paths.receive, folder, entries, home_id())
 
 
 def write(

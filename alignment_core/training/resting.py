@@ -17,6 +17,10 @@ SLAB_BYTES = 256 << 20
 """CPU memory is pinned in slabs of this size, because PyTorch rounds each pinned tensor up to a power of two."""
 _OUTSIDE = (type, types.ModuleType, types.CodeType, types.FrameType)
 """Objects that lead from a trainer to those of the whole process."""
+_PARTS = ("ds_tensor", "ds_secondary_tensor")
+"""Attributes of a parameter with parts of it at ZeRO stage 3, that of ZeRO++ within a node too."""
+_SCALES = ("quant_state", "SCB")
+"""Attributes of a quantized weight."""
 
 
 class Resting:
@@ -111,12 +115,14 @@ def weight_storages(model: nn.Module) -> list[UntypedStorage]:
     """The memory of the weights and buffers of ``model``, with the scales of quantized ones: at ZeRO stage 3 of this rank's
     part of each, and of small ones that DeepSpeed keeps whole beside it."""
     storages: list[UntypedStorage] = []
+    scales: list[object] = []
     for tensor in (*model.parameters(), *model.buffers()):
-        part: Tensor = getattr(tensor, "ds_tensor", tensor)
-        storages += [tensor.untyped_storage(), part.untyped_storage()]
-        for scales in (getattr(tensor, "quant_state", None), getattr(tensor, "SCB", None)):
-            storages += storages_of(scales, tensor.device)
-    return storages
+        parts: list[Any] = [tensor, *(getattr(tensor, name, None) for name in _PARTS)]
+        parts += [getattr(part, "ds_quant_scale", None) for part in parts]
+        storages += [part.untyped_storage() for part in parts if part is not None]
+        scales += [getattr(tensor, name, None) for name in _SCALES]
+    scales = [scale for scale in scales if scale is not None]
+    return storages + (storages_of(scales, storages[0].device) if scales else [])
 
 
 def storages_of(root: object, device: torch.device) -> list[UntypedStorage]:

@@ -1,4 +1,4 @@
-"""The bytes that the ranks of a trained model hold; started by test_memory.py."""
+"""The bytes that the ranks of a trained model hold; started by test_memory_of_models.py."""
 
 from __future__ import annotations
 

@@ -72,7 +72,9 @@ def check_that_nothing_is_lost_by_a_death(group: str, section: Section, machines
     killer = Killer(machines(2), group, at=3)
     outputs, result = run(section, reporter=killer)
     assert result.cost["restarts"] == 1
-    assert killer.done == [0, 1, 2, 3, 3, 4, 5, 6], "it resumed from the checkpoint after step 3"
+    assert killer.done[:4] == [0, 1, 2, 3]
+    # From the checkpoint after step 3, or after step 4, if its completions were there before the death.
+    assert killer.done[4:] in ([3, 4, 5, 6], [4, 5, 6])
     steps = steps_of(outputs)
     assert len(steps) == STEPS
     check_that_each_prompt_was_taken_once(steps, staleness=1)

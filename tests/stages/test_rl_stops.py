@@ -27,7 +27,8 @@ class _Best:
 class _Loop(Loop):
     """A loop whose steps and evaluations cost nothing, and which is stopped while the engines take the weights of step 2."""
 
-    def __init__(self, progress: Path, start: int, stops: bool) -> None:
+    def __init__(self, progress: Path, start: int, stops: bool, quietly: bool = False) -> None:
+        """``quietly``: the engines take the weights to the end, and the stop is only seen in the report that follows."""
         self.context = StageContext.__new__(StageContext)
         self.context.__dict__.update(
             curve=Curve(),
@@ -46,6 +47,7 @@ class _Loop(Loop):
         self.sampler = self.trajectories = SimpleNamespace(close=lambda: 0, settle=lambda: 0)  # type: ignore[assignment]
         self.best = _Best()  # type: ignore[assignment]
         self.stops = stops
+        self.quietly = quietly
         self.shows = ()
 
     def _step(self, step: int) -> dict[str, float]:
@@ -56,7 +58,9 @@ class _Loop(Loop):
 
     def _sync_weights(self, step: int, evaluates: bool) -> dict[str, float]:
         if self.stops and step == 2:
-            raise Stopped("stopped")
+            self.context.stopping.set()
+            if not self.quietly:
+                raise Stopped("stopped")
         return {"held_out_reward": 10.0 * step} if evaluates else {}
 
     def _save(self, step: int, state: dict[str, Any]) -> None:
@@ -74,13 +78,14 @@ class _Loop(Loop):
         return []
 
 
+@pytest.mark.parametrize("quietly", [False, True])
 def test_a_run_that_is_stopped_before_the_engines_have_the_weights_keeps_all_metrics_of_its_step(
-    tmp_path: Path,
+    quietly: bool, tmp_path: Path
 ) -> None:
     """The checkpoint holds the step's update. Its rewards were measured before the stop, its held-out reward after the resume:
     the curve is that of an uninterrupted run."""
     with pytest.raises(Stopped):
-        _Loop(tmp_path, 0, stops=True).run()
+        _Loop(tmp_path, 0, stops=True, quietly=quietly).run()
     resumed = _Loop(tmp_path, 2, stops=False)
     resumed.run()
     points = [

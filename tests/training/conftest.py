@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from safetensors.torch import load_file
+from torch import Tensor
 
 from alignment_core.artifacts import Reference
 from alignment_core.models.model_ref import Model
@@ -20,6 +22,12 @@ Tables = dict[str, pa.Table]
 MakeJob = Callable[..., TrainJob]
 MODEL = Reference("model", "0" * 64)
 """Which artifact a model is matters to no trainer."""
+
+
+def portable(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a portable checkpoint, which ranks write side by side."""
+    files = sorted(folder.glob("portable-*.safetensors"))
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 def random_ids(random: np.random.Generator, shortest: int, longest: int) -> list[int]:

@@ -32,8 +32,9 @@ DEVICE = Device("cpu", 2)
 
 def run(world: int, folder: Path, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """The results of ``function(rank, world, *arguments)`` of all ranks; they are written to ``folder`` as JSON."""
-    os.environ |= {**ON_A_CPU, "GLOO_SOCKET_IFNAME": "lo", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-    torch.multiprocessing.spawn(_work, (world, folder, function, arguments), nprocs=world)
+    variables = {**ON_A_CPU, "GLOO_SOCKET_IFNAME": "lo", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    with patch.dict(os.environ, variables):
+        torch.multiprocessing.spawn(_work, (world, folder, function, arguments), nprocs=world)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
 
 

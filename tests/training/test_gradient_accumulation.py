@@ -13,9 +13,8 @@ from safetensors.torch import load_file
 
 from alignment_core.models.loading import load_model
 from alignment_core.training.methods.sft import Sft
-from alignment_core.training.portable_checkpoint import FIRST
 from alignment_core.training.resumable import save_progress
-from tests.training.conftest import random_ids
+from tests.training.conftest import portable, random_ids
 from tests.training.test_trainer_ranks import open_job, train
 
 pytestmark = pytest.mark.slow
@@ -67,7 +66,7 @@ def test_the_gradient_of_many_micro_batches_is_that_of_fp32(
         ranks = open_job(group, machines(world), job, tmp_path / "run", **options)
         train(ranks, 1)
         save_progress([ranks], tmp_path / "run")
-    stored = load_file(tmp_path / "run" / "step-00000001" / FIRST)
+    stored = portable(tmp_path / "run" / "step-00000001")
     expected = of_torch(job.model.path, table)
     steps = {name: start[name].bfloat16().float() - stored[f"weights.model.{name}"] for name in expected}
     error, size = (

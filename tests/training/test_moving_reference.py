@@ -21,10 +21,9 @@ from alignment_core.recipes.sections.preference import ReferenceSyncConfig
 from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.dpo_beta import DynamicDpo
 from alignment_core.training.moving_reference import REFERENCE
-from alignment_core.training.portable_checkpoint import FIRST
 from alignment_core.training.resumable import save_progress
 from alignment_core.training.trainer import Trainer
-from tests.training.conftest import MODEL
+from tests.training.conftest import MODEL, portable
 from tests.training.test_trainer_ranks import export, greatest_difference, open_job, opened, train, trained
 
 pytestmark = pytest.mark.slow
@@ -80,7 +79,7 @@ def test_a_reference_in_bf16_goes_all_of_a_small_part_of_the_way(
         for step in range(1, 7):
             train(ranks, 1)
             save_progress([ranks], tmp_path / "progress")
-            stored = load_file(tmp_path / "progress" / f"step-{step:08d}" / FIRST)
+            stored = portable(tmp_path / "progress" / f"step-{step:08d}")
             policy = {
                 n.removeprefix("weights.model."): weight for n, weight in stored.items() if n.startswith("weights.")
             }

@@ -5,6 +5,7 @@ By NCCL between GPUs, otherwise by gloo. The process group is apart from those o
 
 from __future__ import annotations
 
+import os
 import socket
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,8 @@ class Broadcast:
 
         self._peers = peers
         store, rank, world = self._store(host) if is_sender else self._joined_store(host)
-        self._group = _process_group(store, rank, world, peers.seconds, on_gpus)
+        own = host if is_sender else _own_host(peers)
+        self._group = _process_group(store, rank, world, peers.seconds, None if on_gpus else own)
         self._works: list[Any] = []
         device = "cuda" if on_gpus else "cpu"
         self.buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(count)]
@@ -79,12 +81,23 @@ class Broadcast:
         self.buffers = []
 
 
-def _process_group(store: Any, rank: int, world: int, seconds: float, on_gpus: bool) -> Any:
+def _own_host(peers: Peers) -> str:
+    """The address of this machine at which the sender sees it."""
+    with socket.socket(fileno=os.dup(peers.connections[0].fileno())) as connection:
+        return str(connection.getsockname()[0])
+
+
+def _process_group(store: Any, rank: int, world: int, seconds: float, host: str | None) -> Any:
+    """By gloo, whose sockets are those of ``host``; without one by NCCL, between GPUs."""
     from torch import distributed
 
     limit = timedelta(seconds=seconds)
-    if not on_gpus:
-        return distributed.ProcessGroupGloo(store, rank, world, limit)
+    if host is not None:
+        # Otherwise gloo would take the address that the machine's name has, or the interface of GLOO_SOCKET_IFNAME.
+        for_gloo = distributed.ProcessGroupGloo._Options()
+        for_gloo._devices = [distributed.ProcessGroupGloo.create_device(hostname=host)]
+        for_gloo._timeout = limit
+        return distributed.ProcessGroupGloo(store, rank, world, for_gloo)
     options = distributed.ProcessGroupNCCL.Options()
     options._timeout = limit
     return distributed.ProcessGroupNCCL(store, rank, world, options)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import struct
 import threading
 import time
 from collections import deque
@@ -140,11 +139,18 @@ class Listener:
     def _proved(self, accepted: socket.socket) -> Connection:
         """The connection of a process that shows within a few seconds that it knows the key."""
         with accepted:
-            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", PROOF_SECONDS, 0))
             connection = Connection(os.dup(accepted.fileno()))
-            deliver_challenge(connection, self._key)
-            answer_challenge(connection, self._key)
-            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+            limit = threading.Timer(PROOF_SECONDS, accepted.shutdown, (socket.SHUT_RDWR,))
+            limit.start()
+            try:
+                deliver_challenge(connection, self._key)
+                answer_challenge(connection, self._key)
+            except BaseException:
+                connection.close()
+                raise
+            finally:
+                limit.cancel()
+                limit.join()  # before the socket is closed
         return connection
 
     def connections(self) -> list[Connection]:

@@ -105,7 +105,8 @@ class Loop:
                 with self._saved_if_stopped(step):
                     metrics |= self._sync_weights(step, evaluates)
             context.curve.add(step, "steps", metrics)
-            context.report(step, section.steps, "steps", **metrics)
+            with self._saved_if_stopped(step):  # while engines took the weights
+                context.report(step, section.steps, "steps", **metrics)
         if self.ranks.rests:  # after an evaluation
             self._wake_trainers()
         self.sampler.close()

@@ -71,7 +71,7 @@ class WeightSync:
         else:
             if not adapter_follows:
                 self.ranks.rest()
-            self.engines.all(Engine.load, self.context.inputs["policy"], self.policy)
+            self.engines.all(Engine.load, self.context.inputs["policy"], self.policy, adapter_follows)
         self.engines_have_start = True
 
     def _send_weights(self, step: int, merge: bool = True, adapter_follows: bool = False) -> None:
@@ -86,7 +86,7 @@ class WeightSync:
             wait_together(receiving, trainers.started(PolicyTrainer.send_weights, merge))
         if not adapter_follows:
             self.ranks.rest()  # before the engines allocate their cache
-        self.engines.all(Engine.end_update, version_of(self.policy, step), step)
+        self.engines.all(Engine.end_update, version_of(self.policy, step), step, adapter_follows)
 
     def _opened(self) -> Kind:
         """Open a channel on both sides."""
