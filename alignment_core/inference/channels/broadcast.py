@@ -94,10 +94,11 @@ def _process_group(store: Any, rank: int, world: int, seconds: float, host: str 
     limit = timedelta(seconds=seconds)
     if host is not None:
         # Otherwise gloo would take the address that the machine's name has, or the interface of GLOO_SOCKET_IFNAME.
-        for_gloo = distributed.ProcessGroupGloo._Options()
-        for_gloo._devices = [distributed.ProcessGroupGloo.create_device(hostname=host)]
+        gloo: Any = distributed.ProcessGroupGloo
+        for_gloo = gloo._Options()
+        for_gloo._devices = [gloo.create_device(hostname=host)]
         for_gloo._timeout = limit
-        return distributed.ProcessGroupGloo(store, rank, world, for_gloo)
+        return gloo(store, rank, world, for_gloo)
     options = distributed.ProcessGroupNCCL.Options()
     options._timeout = limit
     return distributed.ProcessGroupNCCL(store, rank, world, options)
