@@ -94,6 +94,8 @@ def with_restarts(
             if stopping.wait(_pause(restarts)):
                 raise Stopped(f"{label}: stopped before it restarted") from error
         except OutOfMemory as error:
+            if stopping.is_set():
+                raise Stopped(f"{label}: stopped, and {error}") from error
             if budget // 2 < LEAST_TOKENS:
                 raise OutOfMemory(
                     f"{label}: {error}, and no smaller size is left to try; {_less_memory(resources)}"

@@ -32,7 +32,7 @@ from alignment_core.inference.token_guard import VARIABLE
 from alignment_core.models.load_tokenizer import load_tokenizer
 from alignment_core.models.saving import check_loadable, checkpoint_dtype, dtype_of
 from alignment_core.processes import end_with_parent, inherited
-from alignment_core.recipes.sections.resources import ResourcesConfig
+from alignment_core.recipes.sections.resources import ENGINE_MEMORY, ResourcesConfig
 
 STOP_SECONDS = 20.0
 LOADING_SECONDS = 10.0
@@ -105,6 +105,8 @@ def server_of(
         settings.pop(name, None)
     if is_alone:  # the default of recipes leaves room for a trainer, that of vLLM does not
         settings.pop("gpu_memory_utilization", None)
+    elif "gpu_memory_utilization" in settings:  # it shares its GPU also where engines have some of their own
+        settings["gpu_memory_utilization"] = resources.gpu_memory_utilization or ENGINE_MEMORY[0]
     on_disk = (Path(folder) / "config.json").is_file()  # for a name on the Hub, vLLM chooses
     settings["dtype"] = device.inference_dtype(checkpoint_dtype(check_loadable(Path(folder))) if on_disk else "auto")
     if token:

@@ -21,6 +21,7 @@ from alignment_core.errors import (
     NumericError,
     OutOfMemory,
     RestartsExhausted,
+    Stopped,
 )
 from alignment_core.execution import restarts
 from alignment_core.execution.base import Stage, StageCall, StageConfig, StageContext, StageResult
@@ -127,6 +128,17 @@ def test_out_of_memory_halves_the_micro_batch_until_the_stage_fits(run: Any, cap
     assert budgets == [1024, 512, 256]
     assert result.cost["tokens_per_microbatch"] == 256
     assert "retrying with resources.max_tokens_per_microbatch 256" in caplog.text
+
+
+def test_out_of_memory_while_a_run_is_stopped_begins_no_other_attempt() -> None:
+    stopping = threading.Event()
+
+    def attempt(*_: Any) -> None:
+        stopping.set()
+        raise OutOfMemory("it does not fit")
+
+    with pytest.raises(Stopped, match="sft: stopped, and it does not fit"):
+        restarts.with_restarts("sft", ResourcesConfig(), stopping, attempt)
 
 
 @pytest.mark.parametrize(
