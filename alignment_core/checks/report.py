@@ -150,14 +150,28 @@ def _wrong_heads(plan: Plan, todo: list[PlannedStage], resources: ResourcesConfi
 
 
 def _not_together(plan: Plan, todo: list[PlannedStage], resources: ResourcesConfig) -> Iterator[str]:
-    """A sentence if a stage would train a model of whose sequences ranks cannot compute a part each."""
-    base = next((_beside(stage) for stage in plan.stages if stage.label == "model"), None)
+    """A sentence for each model that trainers would compute and of whose sequences ranks cannot compute a part each."""
     ranks = resources.sequence_parallel_size
-    trains = any(memory_needs.training_of(stage.config) for stage in todo)
-    if ranks == 1 or not trains or base is None or getattr(base, "stage", "base_model") != "base_model":
-        return
-    if (problem := shapes.why_not_together(_shape(plan.store, base), ranks)) is not None:
-        yield f"resources.sequence_parallel_size: the model does not support {ranks}, because {problem}; set it to 1"
+    for stage in todo if ranks > 1 else ():
+        trains = memory_needs.training_of(stage.config) is not None
+        if not trains and stage.stage not in _FORWARD_PASSES:
+            continue
+        for role, value in stage.inputs.items():
+            model = _beside(value)
+            is_made = isinstance(model, PlannedStage) and model.stage != "base_model"  # from one of these models
+            if is_made or not (_TRAINED if trains else _SCORED).fullmatch(role):
+                continue
+            if (problem := shapes.why_not_together(_shape(plan.store, model), ranks)) is not None:
+                label = model.label if isinstance(model, PlannedStage) else model.short
+                name = "the model" if label == "model" else label
+                yield f"resources.sequence_parallel_size: {name} does not support {ranks}, because {problem}; set it to 1"
+
+
+_TRAINED = re.compile(r"model(-\d+)?|policy|critic|reference")
+_SCORED = re.compile(r"model|reference|reward-\d+")
+"""Roles of models that trainers compute in stages that train, and in others; reward models of `rl` have actors of their own."""
+_FORWARD_PASSES = ("score", "reference_logps", "teacher_logps")
+"""Stages whose trainers only compute models."""
 
 
 def _unusable_reward_models(plan: Plan, todo: list[PlannedStage]) -> Iterator[str]:

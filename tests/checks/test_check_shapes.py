@@ -43,6 +43,21 @@ def test_a_model_of_which_ranks_cannot_compute_a_part_each_is_refused(store, row
     assert look(store, sft(rows) | {"resources": {"sequence_parallel_size": 2}}).problems == []
 
 
+def test_a_judge_of_which_ranks_cannot_compute_a_part_each_is_refused_before_the_training(store, rows, tiny_model):
+    recipe = sft(rows) | {"model": {"scratch": {**MODEL["scratch"], "num_attention_heads": 4}}}
+    recipe["evaluation"] = {
+        "prompts": {"path": str(rows), "columns": {"label": "completion"}},
+        "generation": {"max_completion_length": 8},
+        "rewards": [{"reward_model": str(tiny_model())}],
+    }
+    problems = look(store, recipe | {"resources": {"sequence_parallel_size": 4}}).problems
+    (problem,) = [problem for problem in problems if "sequence_parallel_size" in problem]
+    assert problem.endswith(
+        "does not support 4, because its 2 attention heads cannot be shared by 4 ranks; set it to 1"
+    )
+    assert not [problem for problem in look(store, recipe).problems if "sequence_parallel_size" in problem]
+
+
 @pytest.mark.parametrize(
     ("shape", "problem"),
     [
