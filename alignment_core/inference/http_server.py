@@ -101,8 +101,8 @@ def server_of(
         **BY_DEVICE.get(device.kind, {}),
         **device.engine_options(resources, room_mib(resources)),
     }
-    for name in ("enable_sleep_mode", "sleep_mode_offload_cudagraph"):
-        settings.pop(name, None)
+    for of_sleep in ("enable_sleep_mode", "sleep_mode_offload_cudagraph"):
+        settings.pop(of_sleep, None)
     if is_alone:  # the default of recipes leaves room for a trainer, that of vLLM does not
         settings.pop("gpu_memory_utilization", None)
     elif "gpu_memory_utilization" in settings:  # it shares its GPU also where engines have some of their own
