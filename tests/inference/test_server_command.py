@@ -53,6 +53,10 @@ def test_a_model_whose_end_of_turn_is_unknown_is_served_all_the_same(tmp_path: P
     assert http_server.stop_ids(str(tmp_path)) == ()
 
 
+def test_a_model_is_served_under_its_name(tiny_model: Any) -> None:
+    assert [word for word in command(tiny_model())[0] if "served-model-name" in word] == ["--served-model-name=m"]
+
+
 def test_code_of_a_model_runs_only_if_it_is_trusted(tiny_model: Any) -> None:
     assert "--trust-remote-code" in command(tiny_model(), trust_remote_code=True)[0]
     assert not [word for word in command(tiny_model())[0] if "trust" in word]
