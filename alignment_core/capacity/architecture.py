@@ -9,9 +9,6 @@ from alignment_core.checks.memory_needs import parameters
 from alignment_core.errors import UserError
 from alignment_core.inference.kv_cache import bytes_per_token
 
-EXPERTS_USED = ("num_experts_per_tok", "moe_top_k")
-EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
-
 
 @dataclass(frozen=True)
 class Architecture:
@@ -35,13 +32,13 @@ class Architecture:
         inner = shape.get("text_config") or shape
         count = parameters(shape)
         cache = bytes_per_token(shape, 2)
-        if not count or cache is None:
+        if not count or cache is None or inner.get("n_routed_experts"):  # of which some layers have none
             raise UserError(
                 "--config: the model's config.json does not describe a decoder whose size is known here (hidden_size, "
                 "num_hidden_layers, num_attention_heads, intermediate_size)"
             )
-        experts = next((inner[name] for name in EXPERTS if inner.get(name)), 1)
-        used = next((inner[name] for name in EXPERTS_USED if inner.get(name)), 1) if experts > 1 else 1
+        experts = inner.get("num_local_experts") or inner.get("num_experts") or 1
+        used = inner.get("num_experts_per_tok") or 1
         hidden, vocabulary = inner["hidden_size"], inner.get("vocab_size") or 0
         width = (inner.get("moe_intermediate_size") if experts > 1 else None) or inner["intermediate_size"]
         idle = 3 * hidden * width * (experts - used) * inner["num_hidden_layers"]

@@ -12,7 +12,7 @@ from alignment_core.capacity.memory import Peak, Role
 from alignment_core.capacity.seconds import Timing
 from alignment_core.capacity.workload import Reinforcement, Sampling, Training, Work
 from alignment_core.cluster.device import Device, is_sharded, recomputed_activations, zero_stage
-from alignment_core.cluster.layout import LearnerRole, gpus_apart, host_of
+from alignment_core.cluster.layout import LearnerRole, host_of
 from alignment_core.errors import EnvironmentFault
 from alignment_core.init.memory import ADAPTERS
 from alignment_core.recipes import ResourcesConfig
@@ -74,8 +74,7 @@ def estimate(work: Work, resources: ResourcesConfig, cluster: Cluster) -> Estima
     try:
         cluster.device.gpus_needed(resources)
     except EnvironmentFault as error:
-        problem = str(error).replace("Ray has", "there are")
-        return Estimate(work.name, (), (), {}, None, {}, problems=(problem,))
+        return Estimate(work.name, (), (), {}, None, {}, problems=(str(error),))
     if isinstance(work, Training):
         return _of_training(work, resources, cluster)
     if isinstance(work, Sampling):
@@ -140,11 +139,10 @@ def _of_reinforcement(work: Reinforcement, resources: ResourcesConfig, cluster: 
     context = (work.prompt + work.completion) / 2
     steps_of_update = max(1, round(completions / section.training.batch_size))
     epochs = section.training.num_train_epochs
-    old = epochs > 1 or section.training.batch_size < completions
     by_host: dict[str, dict[str, float]] = {}
     for name, role, stage, recompute in learners:
         host = by_host.setdefault(host_of(resources, name), {"logps": 0.0, "train": 0.0, "optimiser": 0.0})
-        if name != "policy" or old or section.kl.place == "reward":
+        if name != "policy" or section.needs_old_logps(completions):
             host["logps"] += timing.forward(tokens, context, role.ranks, stage == 3, of_rank)
         if name != "reference":
             lora = section.training.lora is not None and name == "policy"
@@ -286,7 +284,7 @@ def _peak(cluster: Cluster, where: str, moment: str, roles: Sequence[Role], pass
         parts[role.name] = parts.get(role.name, 0.0) + role.resident
     if passing is not None:
         parts["activations"] = passing.passing
-    return Peak(where, moment, sum(parts.values()), memory.usable(cluster.hardware), parts)
+    return Peak(where, moment, parts, memory.usable(cluster.hardware))
 
 
 def _too_large(peaks: Sequence[Peak]) -> list[str]:
@@ -302,7 +300,7 @@ def _too_large(peaks: Sequence[Peak]) -> list[str]:
 
 
 def _overlapped(seconds: dict[str, float]) -> dict[str, float]:
-    """Sampling and rewards beside the rest: what takes longer decides, and the other one is left out but for its start."""
+    """Sampling and rewards beside the rest: what takes longer is counted, and the other is left out."""
     beside = seconds["sample"] + seconds["reward"]
     rest = sum(seconds.values()) - beside - seconds["transfer"]
     if beside > rest:
@@ -320,12 +318,3 @@ def _trained(lora: bool) -> float:
 
 def _gb(size: float) -> str:
     return f"{size / 1e9:.1f} GB"
-
-
-def gpus_used(resources: ResourcesConfig, cluster: Cluster) -> int:
-    """GPUs that the recipe's placement takes of those that there are."""
-    device = cluster.device
-    engines = device.engines(resources) * resources.tensor_parallel_size
-    trainers = device.trainers(resources)
-    beside = trainers + engines if not device.engines_give_way(resources) else max(trainers, engines)
-    return beside + gpus_apart(resources)

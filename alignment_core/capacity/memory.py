@@ -8,7 +8,7 @@ also gradients, ZeRO 3 also weights (Rajbhandari et al. 2020, section 5).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from alignment_core.capacity.architecture import Architecture
 from alignment_core.capacity.hardware import Hardware
@@ -19,7 +19,8 @@ GRADIENT, MASTER = 4, 4
 MOMENTS = {"adamw": 8.0, "adamw_8bit": 2.0, "paged_adamw_8bit": 2.0, "muon": 4.0, "adafactor": 0.0}
 """Bytes of a parameter's moments, by optimiser."""
 BUCKET = 500_000_000
-"""Most gradients that are reduced at a time: ``training.engine.LARGEST_BUCKET``; an eighth of a smaller model's."""
+"""Most gradients that are reduced at a time, ``training.engine.LARGEST_BUCKET``: an eighth of a smaller model's. They are
+summed in fp32 or, at ZeRO 3, in the type of the weights."""
 LIVE = 1_000_000_000
 """Most parameters that ZeRO 3 keeps gathered: DeepSpeed's ``stage3_max_live_parameters``."""
 ENGINE_RESERVE = 2 * 2**30
@@ -57,12 +58,17 @@ class Peak:
     """The moment at which a GPU of a group holds most."""
 
     where: str
-    """Names of the models on it."""
+    """The model whose GPUs these are, which may hold others, too."""
     moment: str
-    size: float
-    capacity: float
-    parts: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, float]
     """Bytes by model."""
+    capacity: float
+    """Usable bytes."""
+
+    @property
+    def size(self) -> float:
+        """Bytes of all parts."""
+        return sum(self.parts.values())
 
     @property
     def fits(self) -> bool:
@@ -93,7 +99,7 @@ def trained(
     master = MASTER if training.bf16 or stage else 0
     optimiser = count * (master + MOMENTS[training.optimizer]) * split[0]
     gradients = count * GRADIENT * split[1]
-    bucket = min(BUCKET, count / 8) * GRADIENT if stage else 0.0
+    bucket = min(BUCKET, count / 8) * (size if stage == 3 else GRADIENT) if stage else 0.0
     terms = {
         "weights": (count * size + frozen) * split[2],
         "gradients": 0.0 if offload else gradients,

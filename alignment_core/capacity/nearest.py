@@ -52,7 +52,8 @@ def _options(works: Sequence[Work], resources: ResourcesConfig, cluster: Cluster
         if cluster.gpus > 1:
             options.append(("placement", ["disaggregated"]))
     options += [("offload_optimizer", [True]), ("max_tokens_per_microbatch", [*BUDGETS])]
-    if any(isinstance(work, Training) and work.sequences * work.tokens > resources.token_budget for work in works):
+    budget = resources.on("cuda").token_budget
+    if any(isinstance(work, Training) and work.sequences * work.tokens > budget for work in works):
         fitting = [size for size in SHARDS if why_not_together(cluster.model.shape, size) is None]
         options.append(("sequence_parallel_size", fitting))
     unchanged = resources.model_copy(update={"gpu_memory_utilization": resources.engine_memory})

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from alignment_core.capacity.estimate import Cluster, Estimate, estimate, gpus_used
+from alignment_core.capacity.estimate import Cluster, Estimate, estimate
 from alignment_core.capacity.nearest import Placement, nearest
 from alignment_core.capacity.workload import Work
+from alignment_core.cluster.layout import gpus_needed
 from alignment_core.recipes import ResourcesConfig
 
 
@@ -70,7 +71,8 @@ def capacity(
     estimates = tuple(estimate(work, resources, cluster) for work in works)
     does_not_fit = any(each.problems for each in estimates)
     alternative = nearest(works, resources, cluster) if does_not_fit else None
-    return Capacity(cluster, estimates, gpus_used(resources, cluster), price, alternative)
+    used = gpus_needed(resources, cluster.device.counts(resources))
+    return Capacity(cluster, estimates, used, price, alternative)
 
 
 def _stage(each: Estimate) -> dict[str, Any]:

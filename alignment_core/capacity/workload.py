@@ -15,6 +15,8 @@ from alignment_core.recipes.sections.training import TrainingConfig
 
 PAIRS = ("dpo", "iterative_dpo", "reward_model")
 """Sections whose rows have two sequences."""
+ALL_COMPLETIONS = ("conditional_sft",)
+"""Sections that train on all completions of a prompt; others take the best one, or a pair."""
 WITH_REFERENCE = ("dpo", "iterative_dpo", "kto")
 """Sections whose loss compares with log-probabilities of a reference, which are computed once before the first step."""
 
@@ -107,13 +109,9 @@ def _of_sections(recipe: BaseRecipe, lengths: Lengths) -> Iterator[Work]:
             if count:
                 rows = count * rounds
                 yield Sampling(name, rows, *_lengths(prompts, generation, lengths), generation)
-                if (
-                    name == "conditional_sft"
-                ):  # which trains on all completions, others on the best one or a pair of a prompt
-                    rows *= generation.num_generations
-        if isinstance(training, TrainingConfig) and (
-            prompts or getattr(section, "data", None)
-        ):  # else the model exists
+                rows *= generation.num_generations if name in ALL_COMPLETIONS else 1
+        has_rows = prompts is not None or getattr(section, "data", None) is not None
+        if isinstance(training, TrainingConfig) and has_rows:  # otherwise the model exists already
             yield Training(
                 name=name,
                 training=training,

@@ -169,7 +169,7 @@ class Device:
             fields += ", resources.models" if apart else ""
             raise EnvironmentFault(
                 f"resources: {counts.trainers} trainers and {counts.engines} engines of {counts.tensor_parallel_size} GPUs, "
-                f"{resources.placement}{more}, need {needed} GPUs, Ray has {self.count}; lower {fields} or "
+                f"{resources.placement}{more}, need {needed} GPUs, and there are {self.count}; lower {fields} or "
                 "resources.tensor_parallel_size"
             )
         return needed

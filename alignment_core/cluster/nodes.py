@@ -76,7 +76,7 @@ def check_nodes(ray: Any, packages: Sequence[str], timeout: float, in_store: Pat
     try:
         group.make(PROBE, [{}] * len(nodes))
         installations = group.all(InstallationProbe.installed)
-        found = group.all(InstallationProbe.has, in_store) if in_store else [True] * len(nodes)
+        sees_store = group.all(InstallationProbe.has, in_store) if in_store else [True] * len(nodes)
     finally:
         group.kill()
     here = _only(installed(), packages)
@@ -91,7 +91,7 @@ def check_nodes(ray: Any, packages: Sequence[str], timeout: float, in_store: Pat
             f"nodes of the Ray cluster have other software than this one: {'; '.join(wrong)}; "
             "install the same version of the project and of its packages on every node"
         )
-    without = [f"{addresses[node]} ({node[:8]})" for node, has in zip(nodes, found, strict=True) if not has]
+    without = [f"{addresses[node]} ({node[:8]})" for node, sees in zip(nodes, sees_store, strict=True) if not sees]
     if without:
         raise EnvironmentFault(
             f"nodes of the Ray cluster do not see the folder of the store, which is on this one: {', '.join(without)}; "

@@ -133,9 +133,9 @@ def _exchanged(tensor: Tensor, processes: Any, to_heads: bool) -> Tensor:
         sent = tensor.reshape(ranks, heads // ranks, tokens, size).contiguous()
     else:
         sent = tensor[0].unflatten(1, (ranks, tokens // ranks)).transpose(0, 1).contiguous()
-    got = torch.empty_like(sent)  # [P, heads, tokens, D], from each rank in turn
-    dist.all_to_all_single(got, sent, group=processes)
-    return (got.transpose(0, 1).flatten(1, 2) if to_heads else got.flatten(0, 1))[None]
+    received = torch.empty_like(sent)  # [P, heads, tokens, D], from each rank in turn
+    dist.all_to_all_single(received, sent, group=processes)
+    return (received.transpose(0, 1).flatten(1, 2) if to_heads else received.flatten(0, 1))[None]
 
 
 class _Gather(torch.autograd.Function):
@@ -172,11 +172,11 @@ def sequence_group(size: int, seconds: float) -> SequenceGroup:
         raise UserError(
             f"{FIELD} {size} does not divide the {ranks} trainers: set resources.trainers to a multiple of it"
         )
-    return _made(size, seconds)
+    return _new_group(size, seconds)
 
 
 @functools.cache  # process groups live as long as their processes
-def _made(size: int, seconds: float) -> SequenceGroup:
+def _new_group(size: int, seconds: float) -> SequenceGroup:
     rank = dist.get_rank()
     for first in range(0, dist.get_world_size(), size):
         processes = dist.new_group([*range(first, first + size)], timeout=timedelta(seconds=seconds))

@@ -13,6 +13,7 @@ from rich.table import Table
 from alignment.flows.console import JsonOption, RecipeArgument, StoreOption, out, print_json
 from alignment_core import journal
 from alignment_core.artifacts import Store, open_store
+from alignment_core.capacity.hardware import KINDS, Coefficients, hardware_of
 from alignment_core.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def plan(
     recipe: RecipeArgument,
     gpus: Annotated[int, typer.Option("--gpus", min=1, help="Number of GPUs.")] = 8,
     kind: Annotated[
-        str, typer.Option("--kind", help="Kind of GPU: a100, a800, h100, h200, b200, l40s, rtx4090.")
+        str, typer.Option("--kind", help=f"Kind of GPU: {', '.join(KINDS)}; or cpu, with --like.")
     ] = "h100",
     config: Annotated[
         Path | None,
@@ -85,7 +86,6 @@ def plan(
 def _cluster(recipe: BaseRecipe, store: Store, kind: str, gpus: int, config: Path | None, like: str | None) -> Cluster:
     from alignment_core.capacity.architecture import Architecture
     from alignment_core.capacity.estimate import Cluster
-    from alignment_core.capacity.hardware import Coefficients, hardware_of
     from alignment_core.capacity.measured import CPU, coefficients_of
 
     if kind == "cpu" and like is None:

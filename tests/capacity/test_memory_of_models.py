@@ -15,6 +15,7 @@ from alignment_core.capacity.estimate import Cluster, estimate
 from alignment_core.capacity.hardware import hardware_of
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import TrainingConfig
+from alignment_core.training.engine import LARGEST_BUCKET
 from tests.capacity import memory_ranks
 from tests.capacity.shapes import QWEN_2_5_7B, only_work, ppo, recipe_of
 from tests.training import sharded_ranks
@@ -62,6 +63,10 @@ def test_bytes_of_a_parameter_on_four_ranks(stage: int, offload: bool, expected:
     for term, size in expected.items():
         assert role.terms[term] / model.parameters == pytest.approx(size), term
     assert role.host / model.parameters == pytest.approx(4.0 if offload else 0.0)
+
+
+def test_the_counted_bucket_is_that_of_training() -> None:
+    assert memory.BUCKET == LARGEST_BUCKET
 
 
 def test_parameters_are_those_of_transformers() -> None:

@@ -56,7 +56,7 @@ def test_an_engine_of_70b_needs_several_gpus(tmp_path: Path) -> None:
 def test_more_gpus_than_there_are_is_a_problem(tmp_path: Path) -> None:
     recipe = recipe_of(tmp_path, ppo({"models": {"critic": {"gpus": 8}, "reference": {"gpus": 8}}}))
     [problem] = capacity(work_of(recipe, Lengths()), recipe.resources, _cluster(8)).problems
-    assert "need 17 GPUs, there are 8" in problem
+    assert "need 17 GPUs, and there are 8" in problem
 
 
 def test_asynchronous_sampling_costs_the_longer_of_the_two(tmp_path: Path) -> None:

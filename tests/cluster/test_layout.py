@@ -93,7 +93,9 @@ def test_engines_that_fit_on_no_node_are_refused() -> None:
 
 def test_too_many_models_are_refused_with_the_fields_to_lower() -> None:
     resources = ResourcesConfig(trainers=4, models={"critic": {"gpus": 4}, "reward": {"gpus": 1}})
-    with pytest.raises(EnvironmentFault, match=r"and 5 of resources\.models, need 9 GPUs, Ray has 8; lower .*models"):
+    with pytest.raises(
+        EnvironmentFault, match=r"and 5 of resources\.models, need 9 GPUs, and there are 8; lower .*models"
+    ):
         Device("cuda", 8).gpus_needed(resources)
 
 

@@ -282,7 +282,7 @@ def test_trainers_and_engines_take_turns_if_they_share_gpus_or_have_more_threads
 
 def test_too_few_gpus_are_an_error_that_names_the_fields_to_lower() -> None:
     with pytest.raises(
-        EnvironmentFault, match=r"2 trainers and 2 engines of 2 GPUs, colocated, need 4 GPUs, Ray has 2; lower"
+        EnvironmentFault, match=r"2 trainers and 2 engines of 2 GPUs, colocated, need 4 GPUs, and there are 2; lower"
     ):
         Device("cuda", 2).gpus_needed(ResourcesConfig(trainers=2, engines=2, tensor_parallel_size=2))
     assert Device("cpu", 2).gpus_needed(ResourcesConfig(trainers=2, engines=2)) == 0

@@ -19,10 +19,10 @@ def trainings(section: Any, path: str = "") -> dict[str, bool]:
     """`bf16` of every training in a recipe, by its path."""
     if isinstance(section, TrainingConfig):
         return {path: section.bf16}
-    found: dict[str, bool] = {}
+    by_path: dict[str, bool] = {}
     for name in type(section).model_fields if isinstance(section, Config) else ():
-        found |= trainings(getattr(section, name), f"{path}.{name}" if path else name)
-    return found
+        by_path |= trainings(getattr(section, name), f"{path}.{name}" if path else name)
+    return by_path
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,17 @@ RESOURCES = ResourcesConfig(
 )
 """A checkpoint after every step."""
 
+SMALL_LETTERS = """
+def share_of_small_letters(prompt, completion, label):
+    return sum(letter.islower() for letter in completion) / max(1, len(completion))
+"""
+
+
+def rewards_small_letters(folder: Path) -> dict[str, Any]:
+    """A reward that a tiny model soon learns: the share of small letters in a completion. Its function is in ``folder``."""
+    (folder / "reward.py").write_text(SMALL_LETTERS)
+    return {"verifier": f"{folder / 'reward.py'}:share_of_small_letters"}
+
 
 def section_of(
     steps: int,

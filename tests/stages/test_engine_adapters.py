@@ -24,7 +24,7 @@ from alignment_core.recipes import LoraConfig
 from tests.inference.test_engine_mixtures import MIXTURES
 from tests.models.test_adapters import adapted
 from tests.stages.killing import Killer
-from tests.stages.rl_runs import RESOURCES, Section, rows_of, run_rl, section_of
+from tests.stages.rl_runs import RESOURCES, Section, rewards_small_letters, rows_of, run_rl, section_of
 
 pytestmark = pytest.mark.slow
 
@@ -90,17 +90,9 @@ def test_adapters_of_a_mixture_of_experts_are_refused_on_a_cpu(takes_adapters: W
         pass
 
 
-REWARD = """
-def share_of_small_letters(prompt, completion, label):
-    return sum(letter.islower() for letter in completion) / max(1, len(completion))
-"""
-
-
 @pytest.fixture
 def section(tmp_path: Path) -> Section:
-    (tmp_path / "reward.py").write_text(REWARD)
-    reward = {"verifier": f"{tmp_path / 'reward.py'}:share_of_small_letters"}
-    return section_of(4, reward, {"max_completion_length": 6}, {"learning_rate": 1e-2})
+    return section_of(4, rewards_small_letters(tmp_path), {"max_completion_length": 6}, {"learning_rate": 1e-2})
 
 
 @pytest.mark.parametrize(

@@ -22,17 +22,13 @@ from alignment_core.models.weight_transfer import WeightStream
 from alignment_core.recipes import LoraConfig
 from tests.inference.test_engine_mixtures import MIXTURES
 from tests.stages.killing import Killer
-from tests.stages.rl_runs import RESOURCES, Section, rows_of, run_rl, section_of
+from tests.stages.rl_runs import RESOURCES, Section, rewards_small_letters, rows_of, run_rl, section_of
 
 pytestmark = pytest.mark.slow
 
 POLICY = Reference.parse(f"model@sha256:{'a' * 64}")
 PROMPTS = [[72, 101, 108], [1, 2, 3, 4, 5], list(range(40))]
 LORA = LoraConfig(r=4, target_parameters=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"))
-REWARD = """
-def share_of_small_letters(prompt, completion, label):
-    return sum(letter.islower() for letter in completion) / max(1, len(completion))
-"""
 
 
 @pytest.fixture
@@ -79,9 +75,7 @@ def test_merged_weights_give_an_engine_the_log_probabilities_of_peft(
 
 @pytest.fixture
 def section(tmp_path: Path) -> Section:
-    (tmp_path / "reward.py").write_text(REWARD)
-    reward = {"verifier": f"{tmp_path / 'reward.py'}:share_of_small_letters"}
-    section = section_of(4, reward, {"max_completion_length": 6}, {"learning_rate": 1e-2})
+    section = section_of(4, rewards_small_letters(tmp_path), {"max_completion_length": 6}, {"learning_rate": 1e-2})
     section["training"]["lora"] = LORA.model_dump(mode="json")
     return section
 

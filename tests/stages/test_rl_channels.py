@@ -12,23 +12,17 @@ import pytest
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages.rl import weights
 from tests.stages.conftest import RunRl
-from tests.stages.rl_runs import RESOURCES, Section, section_of
+from tests.stages.rl_runs import RESOURCES, Section, rewards_small_letters, section_of
 
 pytestmark = pytest.mark.slow
 
 KINDS = ("memory", "broadcast", "ray")
 STEPS = 3
-REWARD = """
-def share_of_small_letters(prompt, completion, label):
-    return sum(letter.islower() for letter in completion) / max(1, len(completion))
-"""
 
 
 @pytest.fixture
 def section(tmp_path: Path) -> Section:
-    (tmp_path / "reward.py").write_text(REWARD)
-    reward = {"verifier": f"{tmp_path / 'reward.py'}:share_of_small_letters"}
-    return section_of(STEPS, reward, {"max_completion_length": 6}, {"learning_rate": 1e-2})
+    return section_of(STEPS, rewards_small_letters(tmp_path), {"max_completion_length": 6}, {"learning_rate": 1e-2})
 
 
 def over(kind: str, **more: Any) -> ResourcesConfig:

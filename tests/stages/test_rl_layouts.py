@@ -14,8 +14,7 @@ import transformers
 from alignment_core.errors import UserError
 from alignment_core.recipes import ResourcesConfig
 from tests.stages.killing import Killer
-from tests.stages.rl_runs import RESOURCES, Section, rows_of, run_rl, section_of
-from tests.stages.test_rl import LETTERS
+from tests.stages.rl_runs import RESOURCES, Section, rewards_small_letters, rows_of, run_rl, section_of
 
 pytestmark = pytest.mark.slow
 
@@ -31,10 +30,9 @@ Placed = Callable[..., tuple[dict[str, Path], Any]]
 
 @pytest.fixture
 def section(tmp_path: Path) -> Section:
-    (tmp_path / "letters.py").write_text(LETTERS)
     return section_of(
         STEPS,
-        {"verifier": f"{tmp_path / 'letters.py'}:share_of_small_letters"},
+        rewards_small_letters(tmp_path),
         generation={"max_completion_length": 6, "shard_size": 2},
         training={"learning_rate": 1e-3, "adam_epsilon": 1e-5, "num_train_epochs": 2},
     )

@@ -20,8 +20,7 @@ from alignment_core.stages.rl import RlStageConfig
 from alignment_core.stages.rl.loop import Loop
 from alignment_core.training.policy_groups import PolicyGroups
 from tests.stages.killing import Killer, store_with
-from tests.stages.rl_runs import RESOURCES, Section, prompts, section_of
-from tests.stages.test_rl import LETTERS
+from tests.stages.rl_runs import RESOURCES, Section, prompts, rewards_small_letters, section_of
 
 STEPS = 4
 RESTING = RESOURCES.model_copy(update={"offload_while_sampling": True})
@@ -39,10 +38,9 @@ Run = Callable[..., Any]
 
 @pytest.fixture
 def section(tmp_path: Path) -> Section:
-    (tmp_path / "letters.py").write_text(LETTERS)
     return section_of(
         STEPS,
-        {"verifier": f"{tmp_path / 'letters.py'}:share_of_small_letters"},
+        rewards_small_letters(tmp_path),
         generation={"max_completion_length": 6, "shard_size": 1},
         training={"learning_rate": 1e-3, "adam_epsilon": 1e-5, "save_steps": 2},
     )

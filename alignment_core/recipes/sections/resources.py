@@ -157,7 +157,7 @@ class ResourcesConfig(Config):
     false."""
     offload_while_sampling: bool | None = unkeyed(None)
     """Keep the models and optimiser states of reinforcement learning's trainers in pinned CPU memory while engines on the same
-    GPUs sample, which leaves these memory for a larger `gpu_memory_utilization`. It changes no result. Each rank needs as
+    GPUs sample, which leaves room for a larger `gpu_memory_utilization`. It changes no result. Each rank needs as
     much CPU memory as it has on its GPU, and copies it there and back in each step. Needs `placement: colocated`, and
     `rl.execution.max_staleness: 0`. Default: true if both are given and there are GPUs."""
     gradient_checkpointing: bool | Literal["selective"] | None = None

@@ -529,6 +529,13 @@ class RlConfig(Config):
         lora = self.training.lora
         return lora is not None and not lora.modules_to_save
 
+    def needs_old_logps(self, completions: int) -> bool:
+        """Whether the policy's log-probabilities of a step's completions are computed before its update: because the policy
+        changes while it trains on them, for the KL in the reward, or to select tokens by their entropy."""
+        off_policy = self.training.num_train_epochs > 1 or self.training.batch_size < completions
+        selects = self.loss.top_entropy_quantile < 1
+        return off_policy or selects or (self.kl.place == "reward" and self.kl.coefficient > 0)
+
     def why_reference_is_beside(self, is_another_model: bool) -> str | None:
         """Why the reference must be on the policy's ranks, so that ``resources.models.reference`` is refused; None if it need
         not. ``is_another_model``: it is not the initial policy."""

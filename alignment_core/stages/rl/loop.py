@@ -161,7 +161,7 @@ class Loop:
     def _forward(self, batch: StepData, step: int) -> None:
         """Give the ranks the batch, and add the numbers of forward passes that are needed here to it."""
         section = self.section
-        old = self._needs_old_logps(len(batch.ends_S))
+        old = section.needs_old_logps(len(batch.ends_S))
         with self.watch.part("transfer"):
             self.ranks.load(batch, self.rewards.critic_units)
         if old or section.critic or section.kl.coefficient > 0:
@@ -170,15 +170,6 @@ class Loop:
                 batch.numbers.update(self.ranks.forward(old, needed))
         if section.critic:
             batch.numbers["old_values"] = self.values.values_of(batch.numbers["old_values"])
-
-    def _needs_old_logps(self, completions: int) -> bool:
-        """Whether the policy changes while it trains on the batch, so that the clipped ratio needs its log-probabilities from
-        before, or whether this pass selects tokens by their entropy."""
-        training = self.section.training
-        kl = self.section.kl
-        off_policy = training.num_train_epochs > 1 or training.batch_size < completions
-        selects = self.section.loss.top_entropy_quantile < 1
-        return off_policy or selects or (kl.place == "reward" and kl.coefficient > 0)
 
     def _columns_needed(self, step: int, old: bool) -> list[str]:
         """The results of forward passes that are needed here: for rewards and advantages, or for the trajectories."""
