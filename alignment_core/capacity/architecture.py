@@ -54,6 +54,11 @@ class Architecture:
             shape=shape,
         )
 
+    def of_rank(self, shards: int) -> float:
+        """Parameters on each of so many ranks that share the linear layers; embedding and head are whole."""
+        outer = self.vocabulary * self.hidden + self.embedding
+        return outer + (self.parameters - outer) / shards
+
     def forward_flops(self, tokens: float, context: float) -> float:
         """Operations of a forward pass over so many tokens, each of which attends to ``context`` others on average: 2 for each
         multiplied parameter, and 4 · hidden size · context in each layer (Kaplan et al. 2020, table 1)."""

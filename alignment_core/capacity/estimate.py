@@ -86,15 +86,17 @@ def _of_training(work: Training, resources: ResourcesConfig, cluster: Cluster) -
     ranks = cluster.device.trainers(resources)
     stage = zero_stage(resources, ranks)
     recompute = _recomputes(resources, cluster)
+    shards = resources.trainer_tensor_parallel_size
     tokens = work.training.batch_size * work.sequences * work.tokens
     largest = _of_one_rank(max(resources.token_budget, work.sequences * work.tokens), resources)
     role = memory.trained(
-        "policy", cluster.model, work.training, ranks, stage, resources.offload_optimizer, recompute, largest
+        "policy", cluster.model, work.training, ranks, stage, resources.offload_optimizer, recompute, largest, shards
     )
     trained = _trained(work.training.lora is not None)
     timing = cluster.timing
     seconds = {
-        "train": timing.training(tokens, work.tokens / 2, ranks, stage, recompute, largest, trained),
+        "train": timing.training(tokens, work.tokens / 2, ranks, stage, recompute, largest, trained)
+        + timing.exchange(tokens, ranks, shards, 2 + recompute),
         "optimiser": timing.optimiser(ranks, stage, resources.offload_optimizer, trained),
     }
     once = 0.0
@@ -139,15 +141,20 @@ def _of_reinforcement(work: Reinforcement, resources: ResourcesConfig, cluster: 
     context = (work.prompt + work.completion) / 2
     steps_of_update = max(1, round(completions / section.training.batch_size))
     epochs = section.training.num_train_epochs
+    layers_shared_by = resources.trainer_tensor_parallel_size
     by_host: dict[str, dict[str, float]] = {}
     for name, role, stage, recompute in learners:
         host = by_host.setdefault(host_of(resources, name), {"logps": 0.0, "train": 0.0, "optimiser": 0.0})
         if name != "policy" or section.needs_old_logps(completions):
             host["logps"] += timing.forward(tokens, context, role.ranks, stage == 3, of_rank)
+            host["logps"] += timing.exchange(tokens, role.ranks, layers_shared_by, 1)
         if name != "reference":
             lora = section.training.lora is not None and name == "policy"
             trained = _trained(lora)
-            host["train"] += epochs * timing.training(tokens, context, role.ranks, stage, recompute, of_rank, trained)
+            host["train"] += epochs * (
+                timing.training(tokens, context, role.ranks, stage, recompute, of_rank, trained)
+                + timing.exchange(tokens, role.ranks, layers_shared_by, 2 + recompute)
+            )
             offload = (
                 resources.of_model("critic").offload_optimizer if name == "critic" else resources.offload_optimizer
             )
@@ -194,10 +201,10 @@ Learner = tuple[LearnerRole, Role, int, bool]
 def _learners(work: Reinforcement, resources: ResourcesConfig, cluster: Cluster, budget: int) -> list[Learner]:
     section = work.section
     ranks = cluster.device.trainers(resources)
-    recompute = _recomputes(resources, cluster)
+    recompute, shards = _recomputes(resources, cluster), resources.trainer_tensor_parallel_size
     stage = zero_stage(resources, ranks)
     policy = memory.trained(
-        "policy", cluster.model, section.training, ranks, stage, resources.offload_optimizer, recompute, budget
+        "policy", cluster.model, section.training, ranks, stage, resources.offload_optimizer, recompute, budget, shards
     )
     learners: list[Learner] = [("policy", policy, stage, recompute)]
     if section.critic is not None:
@@ -206,14 +213,16 @@ def _learners(work: Reinforcement, resources: ResourcesConfig, cluster: Cluster,
         stage = zero_stage(own, its_ranks)
         training = section.critic.training_of(section.training).model_copy(update={"lora": None})
         critic = memory.trained(
-            "critic", cluster.model, training, its_ranks, stage, own.offload_optimizer, recompute, budget
+            "critic", cluster.model, training, its_ranks, stage, own.offload_optimizer, recompute, budget, shards
         )
         learners.append(("critic", critic, stage, recompute))
     if section.kl.coefficient > 0 and not section.trains_adapters_alone:
         place = resources.models.reference
         its_ranks = place.gpus or (resources.models.critic.gpus if place.colocate_with == "critic" else None) or ranks
         stage = zero_stage(resources.of_model("reference"), its_ranks)
-        reference = memory.frozen("reference", cluster.model, its_ranks, stage == 3, place.offload_parameters, budget)
+        reference = memory.frozen(
+            "reference", cluster.model, its_ranks, stage == 3, place.offload_parameters, budget, shards
+        )
         learners.append(("reference", reference, stage, False))
     return learners
 

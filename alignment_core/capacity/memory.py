@@ -49,6 +49,8 @@ class Role:
         return sum(self.terms.get(term, 0.0) for term in PASSING)
 
 
+DIVIDED = 24
+"""Of ``STORED``, the bytes that are divided among ranks that share layers."""
 PASSING = ("activations", "logits", "gathered")
 """Terms that exist during a pass only."""
 
@@ -89,13 +91,15 @@ def trained(
     offload: bool,
     recompute: bool,
     tokens: int,
+    shards: int = 1,
 ) -> Role:
-    """A model that is trained by ``ranks`` at this ZeRO ``stage`` in micro-batches of so many ``tokens``."""
+    """A model that is trained by ``ranks`` at this ZeRO ``stage`` in micro-batches of so many ``tokens``. Groups of ``shards``
+    ranks share its linear layers."""
     size = 2 if training.bf16 else 4
     lora = training.lora
-    count = model.parameters * ADAPTERS if lora else float(model.parameters)
+    count = model.parameters * ADAPTERS if lora else model.of_rank(shards)
     frozen = model.parameters * (_bits(lora.base_bits, size)) if lora else 0.0
-    split = [1 / ranks if stage >= least else 1.0 for least in (1, 2, 3)]
+    split = [shards / ranks if stage >= least else 1.0 for least in (1, 2, 3)]
     master = MASTER if training.bf16 or stage else 0
     optimiser = count * (master + MOMENTS[training.optimizer]) * split[0]
     gradients = count * GRADIENT * split[1]
@@ -105,16 +109,19 @@ def trained(
         "gradients": 0.0 if offload else gradients,
         "optimiser": 0.0 if offload else optimiser,
         "buffers": bucket,
-        **_passing(model, tokens, recompute, size, ranks, stage, summed=lora is None and training.bf16),
+        **_passing(model, tokens, recompute, size, ranks, stage, lora is None and training.bf16, shards),
     }
     return Role(name, ranks, terms, host=optimiser + gradients if offload else 0.0)
 
 
-def frozen(name: str, model: Architecture, ranks: int, is_split: bool, offload: bool, tokens: int) -> Role:
-    """A model that is not trained, in bf16: a reference, a reward model, a teacher. ``is_split``: between its ranks."""
-    weights = 2.0 * model.parameters / (ranks if is_split else 1)
+def frozen(
+    name: str, model: Architecture, ranks: int, is_split: bool, offload: bool, tokens: int, shards: int = 1
+) -> Role:
+    """A model that is not trained, in bf16: a reference, a reward model, a teacher. ``is_split``: between its ranks;
+    ``shards``: as in :func:`trained`."""
+    weights = 2.0 * model.of_rank(shards) / (ranks if is_split else 1)
     logits = model.vocabulary * PLACES * OF_LOGITS / 2
-    passing = {"activations": float(tokens * model.hidden * STORED), "logits": logits}
+    passing = {"activations": float(tokens * model.hidden * _stored(shards)), "logits": logits}
     if is_split:
         passing["gathered"] = 2.0 * min(LIVE, model.parameters)
     return Role(name, ranks, {"weights": 0.0 if offload else weights, **passing}, host=weights if offload else 0.0)
@@ -134,10 +141,16 @@ def engine(model: Architecture, hardware: Hardware, tensor_parallel: int, utiliz
     )
 
 
+def _stored(shards: int) -> float:
+    """Bytes of a layer's activations for each token and unit of the hidden size: 24 of 34 are those of attention and MLP, which
+    are divided among ``shards`` ranks (Korthikanti et al. 2022, equation 2)."""
+    return STORED - DIVIDED + DIVIDED / shards
+
+
 def _passing(
-    model: Architecture, tokens: int, recompute: bool, size: int, ranks: int, stage: int, summed: bool
+    model: Architecture, tokens: int, recompute: bool, size: int, ranks: int, stage: int, summed: bool, shards: int
 ) -> dict[str, float]:
-    of_layers = RECOMPUTED * model.layers + STORED if recompute else STORED * model.layers
+    of_layers = (RECOMPUTED * model.layers if recompute else 0) + _stored(shards) * (1 if recompute else model.layers)
     logits = model.vocabulary * (PLACES * OF_LOGITS + (SUMMED * 2 if summed else 0))
     passing = {"activations": tokens * model.hidden * of_layers * size / 2, "logits": float(logits)}
     if stage == 3 and ranks > 1:

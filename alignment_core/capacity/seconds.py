@@ -47,6 +47,12 @@ class Timing:
             sent = 2 * 4 * trained * count
         return max(compute, sent / self._rate(ranks))
 
+    def exchange(self, tokens: float, ranks: int, shards: int, passes: int) -> float:
+        """Sums of the activations of all these tokens in bf16 by ``shards`` ranks that share layers: one for attention and one
+        for the MLP in each layer and each of the ``passes``, forward, backward or recomputed. Nothing hides them."""
+        sums = 2 * passes * self.model.layers * self.model.hidden * tokens * shards / ranks
+        return 2 * sums * 2 * (shards - 1) / shards / self._rate(shards)
+
     def optimiser(self, ranks: int, stage: int, offload: bool, trained: float = 1.0) -> float:
         """A step of AdamW, and the exchange of the new weights."""
         mine = self.model.parameters * trained / (ranks if stage else 1)

@@ -24,6 +24,8 @@ from alignment_core.execution.base import load_stage
 from alignment_core.models.masters import why_not_trained
 from alignment_core.models.quantization import why_not_changed
 from alignment_core.models.saving import ADAPTER
+from alignment_core.models.tensor_shapes import why_not_split
+from alignment_core.models.tensor_shapes import why_not_trained as why_not_trained_in_parts
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rl import EnvironmentConfig
 
@@ -150,9 +152,25 @@ def _wrong_heads(plan: Plan, todo: list[PlannedStage], resources: ResourcesConfi
 
 
 def _not_together(plan: Plan, todo: list[PlannedStage], resources: ResourcesConfig) -> Iterator[str]:
-    """A sentence for each model that trainers would compute and of whose sequences ranks cannot compute a part each."""
-    ranks = resources.sequence_parallel_size
-    for stage in todo if ranks > 1 else ():
+    """A sentence for each model that trainers would compute, and that groups of ranks cannot compute together."""
+    rules: dict[str, Callable[[dict[str, Any], int], str | None]] = {
+        "sequence_parallel_size": shapes.why_not_together,
+        "trainer_tensor_parallel_size": why_not_split,
+    }
+    for field, why_not in rules.items():
+        if (ranks := getattr(resources, field)) > 1:
+            yield from _not_in_groups(plan, todo, field, ranks, why_not)
+    for stage in todo if resources.trainer_tensor_parallel_size > 1 else ():
+        training = memory_needs.training_of(stage.config)
+        dropout = not getattr(stage.config, "disable_dropout", True)
+        if training is not None and (problem := why_not_trained_in_parts(training, dropout)) is not None:
+            yield f"resources.trainer_tensor_parallel_size: {problem}"
+
+
+def _not_in_groups(
+    plan: Plan, todo: list[PlannedStage], field: str, ranks: int, why_not: Callable[[dict[str, Any], int], str | None]
+) -> Iterator[str]:
+    for stage in todo:
         trains = memory_needs.training_of(stage.config) is not None
         if not trains and stage.stage not in _FORWARD_PASSES:
             continue
@@ -161,10 +179,10 @@ def _not_together(plan: Plan, todo: list[PlannedStage], resources: ResourcesConf
             is_made = isinstance(model, PlannedStage) and model.stage != "base_model"  # from one of these models
             if is_made or not (_TRAINED if trains else _SCORED).fullmatch(role):
                 continue
-            if (problem := shapes.why_not_together(_shape(plan.store, model), ranks)) is not None:
+            if (problem := why_not(_shape(plan.store, model), ranks)) is not None:
                 label = model.label if isinstance(model, PlannedStage) else model.short
                 name = "the model" if label == "model" else label
-                yield f"resources.sequence_parallel_size: {name} does not support {ranks}, because {problem}; set it to 1"
+                yield f"resources.{field}: {name} does not support {ranks}, because {problem}; set it to 1"
 
 
 _TRAINED = re.compile(r"model(-\d+)?|policy|critic|reference")

@@ -14,6 +14,7 @@ from alignment_core.cluster.layout import ENGINE_GPU, LEARNERS, Counts, Place, g
 from alignment_core.cores import physical_cores
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.recipes import ResourcesConfig
+from alignment_core.recipes.sections.resources import GROUPS_OF_RANKS
 
 MIB = 1 << 20
 QUIET = {"PYTHONWARNINGS": "ignore::FutureWarning,ignore::DeprecationWarning"}
@@ -82,7 +83,7 @@ class Device:
         """Trainer ranks."""
         if self.kind == "cpu":
             # a second one would have the whole model again, and exchange gradients
-            return resources.trainers or resources.sequence_parallel_size
+            return resources.trainers or max(resources.sequence_parallel_size, resources.trainer_tensor_parallel_size)
         of_engines = self.engines(resources) * resources.tensor_parallel_size if self.engines_apart(resources) else 0
         return resources.trainers or max(1, self.count - of_engines - gpus_apart(resources))
 
@@ -157,11 +158,13 @@ class Device:
         if self.kind == "cpu":
             return 0
         counts = self.counts(resources)
-        if counts.trainers % resources.sequence_parallel_size:
-            raise EnvironmentFault(
-                f"resources.sequence_parallel_size: {resources.sequence_parallel_size} does not divide the {counts.trainers} "
-                f"trainers that {self.count} GPUs have by default; set resources.trainers to a multiple of it"
-            )
+        for field in GROUPS_OF_RANKS:
+            size = getattr(resources, field)
+            if counts.trainers % size:
+                raise EnvironmentFault(
+                    f"resources.{field}: {size} does not divide the {counts.trainers} trainers that {self.count} GPUs have by "
+                    "default; set resources.trainers to a multiple of it"
+                )
         needed = gpus_needed(resources, counts)
         if needed > self.count:
             apart, fields = gpus_apart(resources), "resources.trainers, resources.engines"
@@ -187,7 +190,7 @@ class Device:
             "engine_threads": self._engine_threads(resources),
             "attention": resources.attention,
             "zero_stage": zero_stage(resources, trainers),
-            **({"sequence_parallel_size": size} if (size := resources.sequence_parallel_size) > 1 else {}),
+            **{field: size for field in GROUPS_OF_RANKS if (size := getattr(resources, field)) > 1},
             "offload_optimizer": resources.offload_optimizer,
             "max_tokens_per_microbatch": resources.token_budget,
             **({"models": models} if models else {}),
@@ -260,7 +263,8 @@ def zero_stage(resources: ResourcesConfig, trainers: int) -> int:
     """DeepSpeed's ZeRO stage for this number of trainers."""
     if resources.zero_stage is not None:
         return resources.zero_stage
-    alone = trainers == 1 and not resources.offload_optimizer  # nothing to shard or offload
+    # Nothing to shard or offload: ranks that share layers hold other parameters each.
+    alone = trainers == resources.trainer_tensor_parallel_size and not resources.offload_optimizer
     return 0 if alone else 2
 
 
@@ -271,7 +275,7 @@ def is_sharded(resources: ResourcesConfig, ranks: int) -> bool:
 
 def compute_together(resources: ResourcesConfig, ranks: int) -> bool:
     """Whether so many ranks compute the forward passes of a model that is not trained together, not each on its own."""
-    return is_sharded(resources, ranks) or resources.sequence_parallel_size > 1
+    return is_sharded(resources, ranks) or any(getattr(resources, field) > 1 for field in GROUPS_OF_RANKS)
 
 
 def recomputed_activations(

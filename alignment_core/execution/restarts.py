@@ -113,10 +113,11 @@ def with_restarts(
 
 def _less_memory(resources: ResourcesConfig) -> str:
     """What lets the smallest micro-batch fit, without settings that these resources have."""
+    shares_layers = resources.trainer_tensor_parallel_size > 1
     unset = {
         "resources.gradient_checkpointing": resources.gradient_checkpointing is not True,
-        "resources.zero_stage: 3": resources.zero_stage != 3,
-        "resources.sequence_parallel_size": resources.sequence_parallel_size == 1,
+        "resources.zero_stage: 3": resources.zero_stage != 3 and not shares_layers,
+        "resources.sequence_parallel_size": resources.sequence_parallel_size == 1 and not shares_layers,
     }
     settings = " or ".join(name for name, helps in unset.items() if helps)
     return ", ".join(

@@ -26,12 +26,13 @@ from alignment_core.execution.environment import environment
 from alignment_core.execution.key import check_source, key_of
 from alignment_core.lineage.graph import Graph
 from alignment_core.recipes import ResourcesConfig
+from alignment_core.recipes.sections.resources import GROUPS_OF_RANKS
 
 SOURCES, DATA = "sources", "data"
 """What to begin from, beside the label of a stage: the files that were read, or the data sets that were made of them."""
 _OF_DATA = ("dataset", BATCH)
 _ROUNDING = (
-    *("trainers", "engines", "tensor_parallel_size", "sequence_parallel_size"),
+    *("trainers", "engines", "tensor_parallel_size", *GROUPS_OF_RANKS),
     *("attention", "zero_stage", "offload_optimizer"),
 )
 _PASSED = {"deepspeed": "deepspeed", "engine_options": "vllm"}

@@ -8,40 +8,23 @@ gradient flows back into the rank's own slice, so the sum of gradients over the 
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from alignment_core.errors import UserError
 from alignment_core.models.prefix_tree import TreeNode
+from alignment_core.models.rank_groups import RankGroup, check_divides, neighbours
 
 FIELD = "resources.sequence_parallel_size"
 Nodes = tuple[TreeNode, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class SequenceGroup:
-    """The ranks that compute the micro-batches of this one together; by default this rank alone."""
-
-    size: int = 1
-    rank: int = 0
-    """Number of this rank in its group."""
-    processes: Any = None
-    """Their process group; None for a rank alone."""
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is the rank whose sums count: all ranks of the group have the same."""
-        return self.rank == 0
-
-    def share(self, ranks: int, rank: int) -> tuple[int, int]:
-        """Number of groups among so many ranks, and that of the group of this rank."""
-        return ranks // self.size, rank // self.size
+class SequenceGroup(RankGroup):
+    """The ranks that hold the tokens of the micro-batches of this one together; by default this rank alone."""
 
     def by_heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query [1, H, n, D], key and value [1, G, n, D] of this rank's tokens → those of its heads for all tokens,
@@ -167,19 +150,5 @@ def sequence_group(size: int, seconds: float) -> SequenceGroup:
     """
     if size == 1:
         return SequenceGroup()
-    ranks = dist.get_world_size()
-    if ranks % size:
-        raise UserError(
-            f"{FIELD} {size} does not divide the {ranks} trainers: set resources.trainers to a multiple of it"
-        )
-    return _new_group(size, seconds)
-
-
-@functools.cache  # process groups live as long as their processes
-def _new_group(size: int, seconds: float) -> SequenceGroup:
-    rank = dist.get_rank()
-    for first in range(0, dist.get_world_size(), size):
-        processes = dist.new_group([*range(first, first + size)], timeout=timedelta(seconds=seconds))
-        if first <= rank < first + size:
-            group = SequenceGroup(size, rank - first, processes)
-    return group
+    check_divides(size, FIELD)
+    return SequenceGroup(size, dist.get_rank() % size, neighbours(size, seconds))

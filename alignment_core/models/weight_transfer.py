@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from alignment_core.models.adapters import adapters_of, merged, plain_names, tensor_of
 from alignment_core.models.quantization import item_bytes
 from alignment_core.models.quantization import size as numbers_of
+from alignment_core.models.tensor_parallel import gathered, ranks_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 GATHERED_BYTES = 32 << 20
-"""Most bytes of weights that a rank holds whole at a time with ZeRO 3, unless a single one is larger."""
+"""Most bytes of weights, of which ranks hold parts, that one holds whole at a time, unless a single one is larger."""
 
 
 def groups_of(model: nn.Module, size: int = GATHERED_BYTES) -> list[tuple[str, ...]]:
@@ -28,7 +29,7 @@ def groups_of(model: nn.Module, size: int = GATHERED_BYTES) -> list[tuple[str, .
     room = 0
     for name in plain_names(model):
         tensor = tensor_of(model, name)
-        needed = (getattr(tensor, "ds_numel", 0) or numbers_of(tensor)) * item_bytes(model, name)
+        needed = (getattr(tensor, "ds_numel", 0) or numbers_of(tensor)) * ranks_of(tensor) * item_bytes(model, name)
         if groups and needed <= room:
             groups[-1] = (*groups[-1], name)
             room -= needed
@@ -39,8 +40,7 @@ def groups_of(model: nn.Module, size: int = GATHERED_BYTES) -> list[tuple[str, .
 
 
 class WeightStream:
-    """Reads all weights of a model, as often as wanted. Use it on every rank at once: with ZeRO 3 each holds a part of each
-    weight."""
+    """Reads all weights of a model, as often as wanted. Use it on every rank at once: each may hold a part of each weight."""
 
     def __init__(self, model: Any, rank: int, zero_stage: int, size: int = GATHERED_BYTES) -> None:
         """``size`` is that of :func:`groups_of`."""
@@ -67,10 +67,10 @@ class WeightStream:
 
             whole = deepspeed.zero.GatheredParameters(list(chosen.values()))
         with whole:
+            plain = {name: gathered(tensor, tensor.data) for name, tensor in chosen.items()}
             if self.rank != 0:
                 return {}
-            plain = {
-                name: tensor.data.clone() if self.zero_stage == 3 else tensor.data for name, tensor in chosen.items()
-            }
+            if self.zero_stage == 3:
+                plain = {name: tensor.clone() for name, tensor in plain.items()}
             weights: dict[str, Tensor] = revert_weight_conversion(self.model, merged(self.model, plain))
             return weights

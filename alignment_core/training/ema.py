@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from alignment_core.models.tensor_parallel import gathered
+
 
 class WeightAverage:
     """``average ← decay · average + (1 - decay) · weights`` after each optimiser step, in fp32; initially the weights.
@@ -41,7 +43,7 @@ class WeightAverage:
             for name, parameter in module.named_parameters():
                 frozen = not parameter.requires_grad  # the optimiser does not hold it
                 with whole_parameter(parameter, self.zero_stage if frozen else 0):
-                    whole = parameter if frozen else full(parameter)
+                    whole = gathered(parameter, parameter.detach() if frozen else full(parameter))
                     if first:
                         weights[name] = whole.detach().to(parameter.dtype, copy=True).cpu()
         persistent = module.state_dict(keep_vars=True).keys()
@@ -98,7 +100,8 @@ def whole_tensors(engine: Any) -> dict[int, Tensor]:
 
 
 def full_fp32(engine: Any, zero_stage: int) -> Callable[[nn.Parameter], Tensor]:
-    """A function that returns the whole of a trained parameter as the optimiser holds it, in fp32. Collective under ZeRO."""
+    """A function that returns the whole of a trained parameter as the optimiser holds it, in fp32; of one that several ranks
+    share, this rank's part. Collective under ZeRO."""
     from deepspeed.utils import safe_get_full_fp32_param
 
     if zero_stage:

@@ -11,6 +11,7 @@ from alignment_core.credentials import cut, resolved
 from alignment_core.errors import UserError, one_line
 from alignment_core.models.quantization import size as numbers_of
 from alignment_core.models.sharded import shard
+from alignment_core.models.tensor_parallel import TensorGroup
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.training.ema import whole_tensors
 
@@ -56,9 +57,10 @@ def make_engine(
     bf16: bool,
     max_grad_norm: float,
     device: str,
+    tensor_group: TensorGroup,
 ) -> Any:
     """DeepSpeed's engine for ``module`` on a ``device``; gradients accumulate until its ``step``, and ``max_grad_norm`` of 0
-    clips nothing.
+    clips nothing. The ranks of the ``tensor_group`` have a part of the model each.
 
     With ``bf16`` gradients accumulate in fp32: the sum of some hundred micro-batches in bf16 is off by some percent. Raises
     UserError for options in ``resources.deepspeed`` that DeepSpeed does not accept.
@@ -75,8 +77,8 @@ def make_engine(
     if bf16 and zero_stage:  # without ZeRO DeepSpeed refuses this option, and `grad_dtype` of torch does the same
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
     settings["zero_optimization"] |= _transfers(resources, device)
-    engine = _initialized(module, optimizer, settings, resources, device)
-    if zero_stage == 0 and torch.distributed.get_world_size() == 1:
+    engine = _initialized(module, optimizer, settings, resources, device, tensor_group)
+    if zero_stage == 0 and tensor_group.get_data_parallel_world_size() == 1:
         engine.enable_backward_allreduce = False  # it would copy all gradients, to sum them over a single rank
     if bf16 and zero_stage == 0:
         _undo_first_step(engine)
@@ -113,16 +115,24 @@ def _settings(zero_stage: int, bf16: bool) -> dict[str, Any]:
 
 
 def _initialized(
-    module: torch.nn.Module, optimizer: Any, settings: dict[str, Any], resources: ResourcesConfig, device: str
+    module: torch.nn.Module,
+    optimizer: Any,
+    settings: dict[str, Any],
+    resources: ResourcesConfig,
+    device: str,
+    tensor_group: TensorGroup | None = None,
 ) -> Any:
     """DeepSpeed's engine for these settings and those of the recipe."""
     import deepspeed
+
+    ranks = tensor_group if tensor_group is not None and tensor_group.size > 1 else None
+    deepspeed.utils.groups.mpu = ranks  # DeepSpeed keeps it for the process, also for engines that are made without one
 
     config = RecordingDict(_merged(settings, resolved(resources.deepspeed, "resources.deepspeed")))
     try:
         if settings["zero_optimization"]["stage"] == 3:
             shard(module, torch.bfloat16 if settings["bf16"]["enabled"] else torch.float32, device, config)
-        engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
+        engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, mpu=ranks)
     except (TypeError, ValueError, AssertionError, NotImplementedError) as error:
         if not resources.deepspeed:
             raise

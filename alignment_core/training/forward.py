@@ -76,7 +76,7 @@ class Forward:
         for micro in self.frozen.packs(rows):
             with torch.no_grad():
                 output = run_packed(self.frozen.packed, micro, self.job.temperature)
-                if not (micro.rows and self.frozen.sequence_group.is_first):
+                if not (micro.rows and self.frozen.group.is_first):
                     continue
                 if self.job.verdicts:
                     output = output[:, 1] - output[:, 2]

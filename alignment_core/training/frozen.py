@@ -14,14 +14,16 @@ from alignment_core.models.loading import Head
 from alignment_core.models.microbatch import MicroBatch, Row, cut, pack
 from alignment_core.models.model_ref import Model
 from alignment_core.models.packed import PackedModel
+from alignment_core.models.rank_groups import RankGroup
 from alignment_core.models.sequence import sequence_group
+from alignment_core.models.tensor_parallel import split, tensor_group
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.training.engine import close_engine, make_frozen_engine
 
 
 class FrozenModel:
-    """The weights of a model on this rank: all of them or, at ZeRO stage 3, a part. Then, and with groups of ranks for long
-    sequences, it is created, called and closed on every rank at once."""
+    """The weights of a model on this rank: all of them or, at ZeRO stage 3 and if ranks share its layers, a part. Then, and
+    with groups of ranks for long sequences, it is created, called and closed on every rank at once."""
 
     def __init__(
         self,
@@ -42,9 +44,12 @@ class FrozenModel:
         self.world = world
         self.token_budget = resources.token_budget
         self.device = device.torch_device
-        self.sequence_group = sequence_group(resources.sequence_parallel_size, resources.wait_timeout_seconds)
+        sequences = sequence_group(resources.sequence_parallel_size, resources.wait_timeout_seconds)
+        layers = tensor_group(resources.trainer_tensor_parallel_size, resources.wait_timeout_seconds)
+        self.group: RankGroup = layers if layers.size > 1 else sequences
+        """The ranks that compute each micro-batch together."""
         loaded = model.load(head, dtype, as_stored=self.is_sharded)
-        if not self.is_sharded:
+        if not self.is_sharded and layers.size == 1:
             loaded.to(self.device)  # before it is probed, which a processor may take minutes for
         share = resources.attention == "auto" if share_prefixes is None else share_prefixes
         flash = resources.attention == FLASH and dtype != torch.float32  # its kernel computes in half precision alone
@@ -57,10 +62,13 @@ class FrozenModel:
             device=self.device,
             context=context,
             dtype=dtype,
-            sequence_group=self.sequence_group,
+            sequence_group=sequences,
             flash=flash,
         )
         self.packed.eval().requires_grad_(False)
+        if layers.size > 1:
+            split(loaded, layers)
+            loaded.to(self.device)
         self._engine = None
         if self.is_sharded:
             self._engine = make_frozen_engine(self.packed, resources, dtype == torch.bfloat16, self.device)
@@ -68,8 +76,8 @@ class FrozenModel:
     def packs(self, rows: Sequence[Row]) -> Iterator[MicroBatch]:
         """Micro-batches of all ``rows`` or, if ranks compute them together, of this rank's. Compute those without rows, too:
         other ranks wait for them."""
-        is_alone = not self.is_sharded and self.sequence_group.size == 1
-        ranks, rank = (1, 0) if is_alone else self.sequence_group.share(self.world, self.rank)
+        is_alone = not self.is_sharded and self.group.size == 1
+        ranks, rank = (1, 0) if is_alone else self.group.share(self.world, self.rank)
         shares = self.packed.shares_prefixes
         return (pack(part, self.device, shares) for part in cut(rows, ranks, self.token_budget, shares)[rank])
 
@@ -84,6 +92,10 @@ class FrozenModel:
             self._engine.empty_partition_cache()  # small parameters stay whole between forward passes
         for name, own in self.weights().items():
             own.copy_(weights[name])
+
+    def parameter(self, name: str) -> torch.nn.Parameter:
+        """The parameter of a weight."""
+        return self.packed.model.get_parameter(name)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """Free the memory that DeepSpeed holds."""

@@ -34,9 +34,13 @@ from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.models.padding import set_padding
 from alignment_core.models.quantization import field_of
 from alignment_core.models.quantization import size as numbers_of
+from alignment_core.models.rank_groups import RankGroup
 from alignment_core.models.saved_stop_tokens import stop_at_turn_end
 from alignment_core.models.saving import save_checkpoint, write_chat_template
 from alignment_core.models.sequence import sequence_group
+from alignment_core.models.tensor_parallel import gathered_state, gradient_norm, ranks_of, split, tensor_group
+from alignment_core.models.tensor_shapes import FIELD as TENSOR_FIELD
+from alignment_core.models.tensor_shapes import why_not_trained
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.training.collectives import from_rank_0, sum_over_ranks, unanimous
 from alignment_core.training.ema import WeightAverage
@@ -110,6 +114,11 @@ class Learner:
         self.world = world
         self.zero_stage = zero_stage(resources, world)
         self.sequence_group = sequence_group(resources.sequence_parallel_size, resources.wait_timeout_seconds)
+        self.tensor_group = tensor_group(resources.trainer_tensor_parallel_size, resources.wait_timeout_seconds)
+        self.group: RankGroup = self.tensor_group if self.tensor_group.size > 1 else self.sequence_group
+        """The ranks that compute each micro-batch of this one together."""
+        if self.tensor_group.size > 1 and (problem := why_not_trained(training, source.dropout)):
+            raise UserError(f"{TENSOR_FIELD}: {problem}")
         if self.zero_stage == 3 and (bits := training.base_bits):
             raise UserError(
                 f"{field_of(bits)}: ZeRO 3 cannot shard weights in {bits} bits; set resources.zero_stage to 2 or less"
@@ -137,7 +146,9 @@ class Learner:
             head = model.get_output_embeddings() if source.head == "lm" else model.score
             lora = fitting(model, training.lora) if source.follows_policy else training.lora
             add_adapters(model, head, lora, source.adapter_seed, train_head=source.head != "lm")
-        if self.zero_stage != 3:  # `make_engine` gives each device its part of a model that may be too large for one
+        # `make_engine` or `split` gives each device its part of a model that may be too large for one.
+        is_whole = self.zero_stage != 3 and self.tensor_group.size == 1
+        if is_whole:
             model.to(device.torch_device)
         has_noise = source.neftune_noise_alpha > 0
         self.packed = PackedModel(
@@ -171,6 +182,9 @@ class Learner:
                 self.router_aux_loss_coef = 0.0
         if problem := from_rank_0(self._why_not_saved(), device.torch_device):
             raise UserError(problem)
+        if self.tensor_group.size > 1:
+            split(model, self.tensor_group)
+            model.to(device.torch_device)
         optimizer = make_optimizer(self.packed, training, self.zero_stage, resources)
         # Without ZeRO and in fp32, DeepSpeed clips but does not report the norm, so gradients are clipped here.
         clips = self.zero_stage == 0 and not training.bf16
@@ -178,16 +192,26 @@ class Learner:
             optimizer.register_step_pre_hook(self._clip)
         limit = 0.0 if clips else training.max_grad_norm
         self.engine = make_engine(
-            self.packed, optimizer, resources, self.zero_stage, training.bf16, limit, device.torch_device
+            self.packed,
+            optimizer,
+            resources,
+            self.zero_stage,
+            training.bf16,
+            limit,
+            device.torch_device,
+            self.tensor_group,
         )
         self.engine.train()  # a model is loaded in evaluation mode
         if source.masters is not None:
             self._load_masters(source.masters)
         self.average = WeightAverage(self.engine, self.zero_stage, ema_decay) if ema_decay is not None else None
-        self._portable = Portable(self.engine, self.zero_stage) if resources.progress == "store" else None
+        self._portable = self._portable_of() if resources.progress == "store" else None
+
+    def _portable_of(self) -> Portable:
+        return Portable(self.engine, self.zero_stage, self.tensor_group)
 
     def _load_masters(self, folder: Path) -> None:
-        if differs := Portable(self.engine, self.zero_stage).load_masters(folder):
+        if differs := self._portable_of().load_masters(folder):
             raise UserError(
                 f"{self.source.model.reference.short} names master weights of another policy ({differs.removeprefix('model.')} "
                 "is not its master weight rounded to bfloat16): a stage that changes a policy must not copy its "
@@ -197,7 +221,7 @@ class Learner:
 
     def _clip(self, *_: Any) -> None:
         """Clip gradients; the optimiser calls it before it steps, when the gradients of all ranks are added up."""
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self.packed.parameters() if p.grad is not None])
+        norm = gradient_norm(self.packed.parameters(), self.tensor_group)
         self.grad_norm = float(norm)
         if self.grad_norm > self.training.max_grad_norm > 0:
             torch.nn.utils.clip_grads_with_norm_(self.packed.parameters(), self.training.max_grad_norm, norm)
@@ -205,7 +229,7 @@ class Learner:
     @property
     def counts(self) -> bool:
         """Whether this rank's sums are part of those over all ranks: the ranks of a group have the same."""
-        return self.sequence_group.is_first
+        return self.group.is_first
 
     def parameters(self) -> int:
         """Number of parameters of the whole model, of which this rank may hold a part."""
@@ -275,8 +299,8 @@ class Learner:
                 objective = objective + self.router_aux_loss_coef * aux_loss
                 sums.add({"aux_loss": aux_loss * terms[0].normaliser})  # metrics are divided by it later
             # DeepSpeed averages gradients over ranks; the gradient of a batch is a sum over them, also within a group, where
-            # each has that by its own tokens.
-            self.engine.backward(objective * self.world)
+            # each has that by its own tokens. Ranks that share layers have it all, and DeepSpeed does not average over them.
+            self.engine.backward(objective * (self.world // self.tensor_group.size))
             sums.add(metrics)
             term.report.tokens += tokens_of_pack if self.counts else 0
         if not self.counts:
@@ -299,7 +323,7 @@ class Learner:
         return list(self._packs(rows, self.packed.shares_prefixes if share_prefixes is None else share_prefixes))
 
     def _packs(self, rows: Sequence[Row], share_prefixes: bool) -> Iterator[MicroBatch]:
-        groups, number = self.sequence_group.share(self.world, self.rank)
+        groups, number = self.group.share(self.world, self.rank)
         apart = self.source.neftune_noise_alpha > 0
         parts = cut(rows, groups, self.resources.token_budget, share_prefixes and not apart)[number]
         return (pack(part, self.device.torch_device, share_prefixes, apart) for part in parts)
@@ -320,16 +344,16 @@ class Learner:
             # Private, because the public `save_16bit_model` writes the same weights as a pickle.
             state = self.engine._zero3_consolidated_16bit_state_dict()
         else:
-            state = self.packed.state_dict()
+            state = gathered_state(self.packed, keep=self.rank == 0)
         if masters is not None and self.rank == 0:
             masters.mkdir(parents=True, exist_ok=True)
             check_room(masters, 4 * self.parameters(), f"the copy of the fp32 master weights of step {self.steps}")
         rounded: dict[str, torch.Tensor] = {}
         if self.training.lora and (masters or self.source.masters):
-            portable = Portable(self.engine, self.zero_stage)
+            portable = self._portable_of()
             rounded = portable.save_merged_masters(masters, state, self.source.masters)
         elif masters:
-            Portable(self.engine, self.zero_stage).save(masters, optimizer=False)
+            self._portable_of().save(masters, optimizer=False)
         if self.rank == 0:
             self._write(_in_model(state), _in_model(rounded), directory, adapter)
         torch.distributed.barrier()
@@ -400,6 +424,7 @@ class Learner:
             "world": self.world,
             "zero_stage": self.zero_stage,
             "offload_optimizer": self.resources.offload_optimizer,
+            **({"tensor_parallel": size} if (size := self.tensor_group.size) > 1 else {}),
         }
 
     def save(self, target: Path) -> None:
@@ -464,4 +489,4 @@ def _in_model(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def _size(parameter: torch.Tensor) -> int:
     """Number of elements of the whole parameter, of which this rank may hold a part."""
-    return getattr(parameter, "ds_numel", 0) or numbers_of(parameter)
+    return ranks_of(parameter) * (getattr(parameter, "ds_numel", 0) or numbers_of(parameter))

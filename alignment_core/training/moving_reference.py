@@ -13,6 +13,7 @@ from alignment_core.files import write_whole
 from alignment_core.losses.logprobs import sum_by_sequence
 from alignment_core.models.microbatch import MicroBatch
 from alignment_core.models.packed import PackedModel, run_packed
+from alignment_core.models.tensor_parallel import gathered, own
 from alignment_core.training.ema import full_fp32, part_fp32
 from alignment_core.training.frozen import FrozenModel
 from alignment_core.training.learner import Learner
@@ -85,7 +86,7 @@ class MovingReference:
                 part = whole.flatten()[at : at + weights.numel()]  # DeepSpeed pads the last one
                 weights[: part.numel()] = part.to(weights.device)
             else:
-                weights.copy_(whole)
+                weights.copy_(own(self.frozen.parameter(name), whole))
         self.frozen.set_weights(self.weights)
 
     def save(self, checkpoint: Path, step: int) -> None:
@@ -100,7 +101,7 @@ class MovingReference:
         """A weight of the reference, gathered from all ranks."""
         weights, shape = self.weights[name], torch.Size(self.shapes[name])
         if not self.frozen.is_sharded:
-            return weights
+            return gathered(self.frozen.parameter(name), weights)
         weights = weights.to(self.frozen.device)  # NCCL gathers nothing from CPU memory, to which they may be offloaded
         parts = weights.new_empty(self.learner.world * weights.numel())
         torch.distributed.all_gather_into_tensor(parts, weights)
@@ -108,7 +109,7 @@ class MovingReference:
 
 
 def _shapes(packed: PackedModel) -> dict[str, tuple[int, ...]]:
-    """Shapes of the whole parameters, of which this rank may hold a part, by name."""
+    """Shapes of the parameters by name: of the whole ones with ZeRO 3, and of this rank's parts if ranks share layers."""
     parameters = packed.model.named_parameters()
     return {name: tuple(getattr(parameter, "ds_shape", parameter.shape)) for name, parameter in parameters}
 

@@ -28,7 +28,7 @@ from alignment_core.models.loading import Head, is_text_part
 from alignment_core.models.microbatch import MicroBatch, Row, cut, pack
 from alignment_core.models.model_ref import Model
 from alignment_core.models.packed import run_packed
-from alignment_core.models.sequence import sequence_group
+from alignment_core.models.rank_groups import RankGroup
 from alignment_core.models.weight_transfer import WeightStream
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rl import RlConfig
@@ -84,7 +84,6 @@ class PolicyTrainer:
         self.device = device
         self.rank = rank
         self.world = world
-        self.sequence_group = sequence_group(resources.sequence_parallel_size, resources.wait_timeout_seconds)
         self.learners: dict[str, Learner] = {}
         self.pretraining: Pretraining | None = None
         self.sender: Sender | RaySender | None = None
@@ -152,6 +151,13 @@ class PolicyTrainer:
             self.moving = MovingReference(self.frozen, self.policy, sync.sync_steps, sync.mixup_alpha)
 
     @property
+    def group(self) -> RankGroup:
+        """The ranks that compute each micro-batch of this one together, with all models."""
+        holder = next(iter(self.learners.values()), None) or self.frozen
+        assert holder is not None, "these ranks hold a model"
+        return holder.group
+
+    @property
     def policy(self) -> Learner:
         return self.learners["policy"]
 
@@ -217,7 +223,7 @@ class PolicyTrainer:
                 if name == "old_values":
                     output = self._values(output)
                 values_CK[:, places_K] = output[None] if output.ndim == 1 else output[: len(columns)]
-            summed_CK = sum_over_ranks(values_CK, self.sequence_group.is_first)
+            summed_CK = sum_over_ranks(values_CK, self.group.is_first)
             self.batch.numbers.update(zip(columns, summed_CK.cpu().numpy(), strict=True))
             if policy:
                 policy.packed.with_entropy = with_entropy
@@ -231,7 +237,7 @@ class PolicyTrainer:
         """This rank's packs of the batch; every rank gets the same number."""
         if not self.rows:
             return []
-        groups, number = self.sequence_group.share(self.world, self.rank)
+        groups, number = self.group.share(self.world, self.rank)
         parts = cut(self.rows, groups, self.resources.token_budget, share_prefixes)[number]
         return [pack(part, self.device.torch_device, share_prefixes) for part in parts]
 

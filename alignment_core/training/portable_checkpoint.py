@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from alignment_core.models.adapters import adapters_of, is_adapter, merged, plain_name
+from alignment_core.models.tensor_parallel import TensorGroup, gathered, own
 from alignment_core.training.ema import WeightAverage, stepped_tensors, whole_tensors
 
 FILE = "portable-{:05d}.safetensors"
@@ -48,9 +49,11 @@ class _Part:
 class Portable:
     """Reads and writes the trained state of a DeepSpeed engine. Its methods are collective."""
 
-    def __init__(self, engine: Any, zero_stage: int) -> None:
+    def __init__(self, engine: Any, zero_stage: int, tensor_group: TensorGroup | None = None) -> None:
+        """Each rank of the ``tensor_group`` has its part of the parameters."""
         self.engine = engine
         self.zero_stage = zero_stage
+        self._peers = (tensor_group or TensorGroup()).peers
         self.rank = torch.distributed.get_rank()
         self._own = {} if zero_stage else whole_tensors(engine)
 
@@ -162,6 +165,10 @@ class Portable:
 
     def _whole(self, parameter: nn.Parameter, key: str) -> Tensor:
         """The weights of a parameter, or a state tensor of the optimiser, gathered from all ranks."""
+        return gathered(parameter, self._of_peers(parameter, key))
+
+    def _of_peers(self, parameter: nn.Parameter, key: str) -> Tensor:
+        """What the ranks that share no layers have of it together."""
         part = self._part(parameter)
         if self.zero_stage == 0:
             assert part is not None
@@ -172,13 +179,14 @@ class Portable:
         whole = torch.zeros(shape.numel(), dtype=torch.float32, device=self.engine.device)
         if part is not None:
             whole.narrow(0, part.at, part.size).copy_(part.of(self._tensor(part, key)))
-        torch.distributed.all_reduce(whole)
+        torch.distributed.all_reduce(whole, group=self._peers)
         return whole.view(shape)
 
     def _put(self, parameter: nn.Parameter, key: str, value: Tensor) -> None:
         part = self._part(parameter)
         if part is None or value.numel() == 0:
             return
+        value = own(parameter, value).contiguous()
         if self.zero_stage == 0 and key != _WEIGHTS:  # state tensors may have another shape than the parameter
             self.engine.basic_optimizer.state[part.tensor][key] = value.to(part.tensor.device, copy=True)
         else:
@@ -198,14 +206,14 @@ class Portable:
 
         with GatheredParameters([parameter], modifier_rank=0, enabled=self.zero_stage == 3):
             if self.zero_stage < 3 or self.rank == 0:
-                parameter.data.copy_(weights)
+                parameter.data.copy_(own(parameter, weights))
 
     def _is_rounded(self, parameter: nn.Parameter, weights: Tensor) -> bool:
         """Whether the model's weights are these, rounded to its type."""
         from deepspeed.runtime.zero import GatheredParameters
 
         with GatheredParameters([parameter], enabled=self.zero_stage == 3):
-            return torch.equal(parameter.data, weights.to(parameter.device, parameter.dtype))
+            return torch.equal(gathered(parameter, parameter.data), weights.to(parameter.device, parameter.dtype))
 
     def _part(self, parameter: Any) -> _Part | None:
         optimizer = self.engine.optimizer

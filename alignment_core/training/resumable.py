@@ -64,7 +64,8 @@ def _resources_of(layout: dict[str, Any]) -> str:
         return "`progress: store`"
     world, stage, offload = layout["world"], layout["zero_stage"], str(layout["offload_optimizer"]).lower()
     of_critic = f", with a critic of {_resources_of(layout['critic'])}" if "critic" in layout else ""
-    return f"`trainers: {world}`, `zero_stage: {stage}` and `offload_optimizer: {offload}`{of_critic}"
+    parts = f", `trainer_tensor_parallel_size: {layout['tensor_parallel']}`" if "tensor_parallel" in layout else ""
+    return f"`trainers: {world}`{parts}, `zero_stage: {stage}` and `offload_optimizer: {offload}`{of_critic}"
 
 
 def _merged(descriptions: Iterable[dict[str, Any]]) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def rows_of(kind: str = "") -> list[Row]:
     return [Row(number, (sequence(*length),)) for number, length in enumerate(lengths)]
 
 
-def micro_batch(case: dict[str, Any]) -> MicroBatch:
+def micro_batch(case: dict[str, Any], share_prefixes: bool = True) -> MicroBatch:
     rows = rows_of(case.get("rows", ""))
     if case.get("loss") == "candidates":
         random = np.random.default_rng(6)
@@ -119,7 +119,7 @@ def micro_batch(case: dict[str, Any]) -> MicroBatch:
             Row(row.number, (TokenSequence(row.sequences[0].ids, row.sequences[0].targets, of_row),))
             for row, of_row in zip(rows, candidates, strict=True)
         ]
-    return pack(rows, apart=case.get("apart", False))
+    return pack(rows, share_prefixes=share_prefixes, apart=case.get("apart", False))
 
 
 def packed_of(case: dict[str, Any], group: SequenceGroup | None) -> PackedModel:

@@ -14,6 +14,8 @@ MICROBATCH_TOKENS = {"cpu": 2048, "cuda": 8192}
 """Default token budgets of micro-batches, by device."""
 ENGINE_MEMORY = (0.4, 0.9)
 """Default fractions of a GPU's memory for an engine: beside a trainer, and alone."""
+GROUPS_OF_RANKS = ("sequence_parallel_size", "trainer_tensor_parallel_size")
+"""Fields with the number of trainer ranks that compute each micro-batch together."""
 OURS_OF_DEEPSPEED = (
     *(
         "train_batch_size",
@@ -23,7 +25,7 @@ OURS_OF_DEEPSPEED = (
     ),
     *("gradient_clipping", "optimizer", "scheduler", "bf16", "fp16", "zero_allow_untested_optimizer"),
     *("zero_force_ds_cpu_optimizer", "zero_optimization.stage", "zero_optimization.offload_optimizer"),
-    "zero_optimization.overlap_comm",
+    *("zero_optimization.overlap_comm", "tensor_parallel"),
 )
 """Options of DeepSpeed that this project sets itself."""
 OURS_OF_VLLM = (
@@ -116,12 +118,19 @@ class ResourcesConfig(Config):
     they share the cores either way."""
     trainers: int | None = Field(None, ge=1)
     """Number of trainer ranks. Default: one per GPU or, if disaggregated, per GPU that the engines leave; on a CPU, one, which
-    has all cores, or `sequence_parallel_size`."""
+    has all cores, or `sequence_parallel_size`, or `trainer_tensor_parallel_size`."""
     sequence_parallel_size: int = unkeyed(1, ge=1)
     """Number of trainer ranks that compute each micro-batch together, so that each holds the activations of a part of its
     tokens: for sequences that are too long for one device (DeepSpeed Ulysses, Jacobs et al. 2023). It must divide the number
     of `trainers`, and of GPUs of a critic or reference of its own, and the model's attention heads; for models with plain
     causal attention, and `attention: auto`. `max_tokens_per_microbatch` is shared by these ranks."""
+    trainer_tensor_parallel_size: int = unkeyed(1, ge=1)
+    """Number of trainer ranks that hold a part of each linear layer of a model, with its gradients and optimiser states, and
+    compute each token together: for models that are too large for one device (Shoeybi et al. 2019, Megatron-LM). Norms,
+    embeddings and heads are whole on each. It must divide the number of `trainers`, and of GPUs of a critic or reference of
+    its own, and the model's attention heads, key-value heads and `intermediate_size`; for dense models of some families, with
+    `optimizer: adamw` and ZeRO stages 0 to 2, without LoRA. Ranks exchange activations twice in each layer: keep them within
+    one node."""
     engines: int | None = Field(None, ge=1)
     """Number of vLLM engines. Default: one per trainer; if disaggregated, the GPUs that trainers leave, and half of all
     GPUs if neither number is given."""
@@ -251,7 +260,7 @@ class ResourcesConfig(Config):
             zero = {**self.deepspeed.get("zero_optimization", {}), "offload_param": offloaded}
             update["deepspeed"] = {**self.deepspeed, "zero_optimization": zero}
         if role == "reward":
-            update["sequence_parallel_size"] = 1  # its actors score different rows, and keep no activations
+            update |= dict.fromkeys(GROUPS_OF_RANKS, 1)  # its actors score different rows, and keep no activations
         return self.model_copy(update=update)
 
     @property
@@ -294,29 +303,48 @@ class ResourcesConfig(Config):
             raise ValueError(
                 "`offload_while_sampling` needs `placement: colocated`: trainers with GPUs of their own keep their memory"
             )
-        if self.sequence_parallel_size > 1:
-            self._check_sequence_groups()
+        for field in GROUPS_OF_RANKS:
+            self._check_groups(field)
+        if self.sequence_parallel_size > 1 and self.attention != "auto":
+            raise ValueError(
+                "`sequence_parallel_size` needs `attention: auto`: the attention of `transformers` does not extend over ranks"
+            )
+        if self.trainer_tensor_parallel_size > 1:
+            self._check_tensor_groups()
         if self.offload_optimizer and self.zero_stage == 0:
             raise ValueError(
                 "`offload_optimizer` needs `zero_stage` 1, 2 or 3, even with one trainer: leave `zero_stage` out for 2"
             )
         return self
 
-    def _check_sequence_groups(self) -> None:
-        """Raise ValueError if ranks cannot compute micro-batches together."""
-        size = self.sequence_parallel_size
+    def _check_groups(self, field: str) -> None:
+        """Raise ValueError if ranks do not form groups of the size in this field."""
+        size = getattr(self, field)
         numbers = {
             "trainers": self.trainers,
             "models.critic.gpus": self.models.critic.gpus,
             "models.reference.gpus": self.models.reference.gpus,
         }
-        for field, ranks in numbers.items():
+        for place, ranks in numbers.items():
             if ranks is not None and ranks % size:
                 raise ValueError(
-                    f"`{field}: {ranks}` is no multiple of `sequence_parallel_size: {size}`, which is how many ranks compute "
-                    "each micro-batch together: change one of them"
+                    f"`{place}: {ranks}` is no multiple of `{field}: {size}`, which is how many ranks compute each micro-batch "
+                    "together: change one of them"
                 )
-        if self.attention != "auto":
+
+    def _check_tensor_groups(self) -> None:
+        """Raise ValueError for what does not go with layers that ranks share."""
+        if self.sequence_parallel_size > 1:
             raise ValueError(
-                "`sequence_parallel_size` needs `attention: auto`: the attention of `transformers` does not extend over ranks"
+                "`trainer_tensor_parallel_size` and `sequence_parallel_size` are not combined: set one of them to 1"
             )
+        stages = {
+            "zero_stage": self.zero_stage,
+            **{f"models.{role}.zero_stage": getattr(self.models, role).zero_stage for role in ("critic", "reference")},
+        }
+        for field, stage in stages.items():
+            if stage == 3:
+                raise ValueError(
+                    f"`{field}: 3` divides the parameters that `trainer_tensor_parallel_size` divides already: set it to 2 or "
+                    "less, or `trainer_tensor_parallel_size` to 1"
+                )
