@@ -163,7 +163,10 @@ def _not_together(plan: Plan, todo: list[PlannedStage], resources: ResourcesConf
     for stage in todo if resources.trainer_tensor_parallel_size > 1 else ():
         training = memory_needs.training_of(stage.config)
         dropout = not getattr(stage.config, "disable_dropout", True)
-        if training is not None and (problem := why_not_trained_in_parts(training, dropout)) is not None:
+        if (
+            training is not None
+            and (problem := why_not_trained_in_parts(training, resources.zero_stage, dropout)) is not None
+        ):
             yield f"resources.trainer_tensor_parallel_size: {problem}"
 
 

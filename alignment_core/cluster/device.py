@@ -263,8 +263,7 @@ def zero_stage(resources: ResourcesConfig, trainers: int) -> int:
     """DeepSpeed's ZeRO stage for this number of trainers."""
     if resources.zero_stage is not None:
         return resources.zero_stage
-    # Nothing to shard or offload: ranks that share layers hold other parameters each.
-    alone = trainers == resources.trainer_tensor_parallel_size and not resources.offload_optimizer
+    alone = trainers == 1 and not resources.offload_optimizer  # nothing to shard or offload
     return 0 if alone else 2
 
 

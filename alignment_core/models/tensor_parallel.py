@@ -143,7 +143,8 @@ def split(model: Any, group: TensorGroup) -> None:
     if problem := why_not_split(model.config.to_dict(), group.size):
         raise UserError(f"{FIELD}: {problem}; set it to 1")
     modules = dict(model.base_model.named_modules())
-    styles = {name: style for name in modules if (style := _style(model.config, name)) is not None}
+    layers = [name for name, module in modules.items() if not isinstance(module, nn.Embedding)]  # these stay whole
+    styles = {name: style for name in layers if (style := _style(model.config, name)) is not None}
     _check_complete(model, styles)
     for name, style in styles.items():
         if style != _OF_EACH_HEAD and type(modules[name]) is not nn.Linear:
@@ -181,7 +182,7 @@ def _by_outputs(layer: nn.Linear, group: TensorGroup) -> None:
     def forward(states: Tensor) -> Tensor:
         return linear(_SumGradients.apply(states, group.processes), layer.weight, layer.bias)
 
-    layer.forward = forward  # type: ignore[method-assign]
+    layer.forward = forward  # type: ignore[method-assign, assignment]
 
 
 def _by_inputs(layer: nn.Linear, group: TensorGroup) -> None:
@@ -192,7 +193,7 @@ def _by_inputs(layer: nn.Linear, group: TensorGroup) -> None:
         outputs: Tensor = _Sum.apply(linear(states, layer.weight), group.processes)
         return outputs if layer.bias is None else outputs + layer.bias
 
-    layer.forward = forward  # type: ignore[method-assign]
+    layer.forward = forward  # type: ignore[method-assign, assignment]
 
 
 def _of_each_head(norm: nn.Module, group: TensorGroup) -> None:

@@ -57,7 +57,7 @@ def make_engine(
     bf16: bool,
     max_grad_norm: float,
     device: str,
-    tensor_group: TensorGroup,
+    tensor_group: TensorGroup | None = None,
 ) -> Any:
     """DeepSpeed's engine for ``module`` on a ``device``; gradients accumulate until its ``step``, and ``max_grad_norm`` of 0
     clips nothing. The ranks of the ``tensor_group`` have a part of the model each.
@@ -77,6 +77,7 @@ def make_engine(
     if bf16 and zero_stage:  # without ZeRO DeepSpeed refuses this option, and `grad_dtype` of torch does the same
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
     settings["zero_optimization"] |= _transfers(resources, device)
+    tensor_group = tensor_group or TensorGroup()
     engine = _initialized(module, optimizer, settings, resources, device, tensor_group)
     if zero_stage == 0 and tensor_group.get_data_parallel_world_size() == 1:
         engine.enable_backward_allreduce = False  # it would copy all gradients, to sum them over a single rank

@@ -95,7 +95,8 @@ class FrozenModel:
 
     def parameter(self, name: str) -> torch.nn.Parameter:
         """The parameter of a weight."""
-        return self.packed.model.get_parameter(name)  # type: ignore[no-any-return]
+        parameter: torch.nn.Parameter = self.packed.model.get_parameter(name)
+        return parameter
 
     def close(self) -> None:
         """Free the memory that DeepSpeed holds."""

@@ -117,7 +117,7 @@ class Learner:
         self.tensor_group = tensor_group(resources.trainer_tensor_parallel_size, resources.wait_timeout_seconds)
         self.group: RankGroup = self.tensor_group if self.tensor_group.size > 1 else self.sequence_group
         """The ranks that compute each micro-batch of this one together."""
-        if self.tensor_group.size > 1 and (problem := why_not_trained(training, source.dropout)):
+        if self.tensor_group.size > 1 and (problem := why_not_trained(training, self.zero_stage, source.dropout)):
             raise UserError(f"{TENSOR_FIELD}: {problem}")
         if self.zero_stage == 3 and (bits := training.base_bits):
             raise UserError(

@@ -43,6 +43,28 @@ def test_a_model_of_which_ranks_cannot_compute_a_part_each_is_refused(store, row
     assert look(store, sft(rows) | {"resources": {"sequence_parallel_size": 2}}).problems == []
 
 
+def test_layers_that_ranks_cannot_share_are_refused(store, rows):
+    recipe = sft(rows) | {"resources": {"trainer_tensor_parallel_size": 4}}
+    field = "resources.trainer_tensor_parallel_size"
+    assert look(store, recipe).problems == [
+        f"{field}: the model does not support 4, because its 2 attention heads cannot be shared evenly by 4 ranks; set it to 1"
+    ]
+    recipe["resources"] = {"trainer_tensor_parallel_size": 2}
+    recipe["model"] = {"scratch": {**MODEL["scratch"], "num_key_value_heads": 2}}
+    assert look(store, recipe).problems == []
+    for name, value, problem in (
+        ("training", {"lora": {}}, "adapters are not split: leave out training.lora, or set it to 1"),
+        ("training", {"optimizer": "muon"}, "the optimizer 'muon' needs whole matrices: use `adamw`, or set it to 1"),
+        (
+            "disable_dropout",
+            False,
+            "each rank would leave out other numbers: set disable_dropout to true, or set it to 1",
+        ),
+    ):
+        changed = recipe | {"sft": {**recipe["sft"], name: value}}
+        assert look(store, changed).problems == [f"{field}: {problem}"]
+
+
 def test_a_judge_of_which_ranks_cannot_compute_a_part_each_is_refused_before_the_training(store, rows, tiny_model):
     recipe = sft(rows) | {"model": {"scratch": {**MODEL["scratch"], "num_attention_heads": 4}}}
     recipe["evaluation"] = {

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from pydantic import ValidationError
 
-from alignment_core.cluster.device import Device
+from alignment_core.cluster.device import Device, compute_together
 from alignment_core.cluster.layout import ActorLayout, Gpu, Place, gpus_needed, groups_of, place_models
 from alignment_core.errors import EnvironmentFault
 from alignment_core.recipes import ResourcesConfig
@@ -221,3 +221,18 @@ def test_ranks_that_compute_together_are_neighbours_and_divide_the_trainers() ->
     assert [resources.of_model(role).sequence_parallel_size for role in ("critic", "reference", "reward")] == [2, 2, 1]
     assert Device("cpu", 4).rounding(resources)["sequence_parallel_size"] == 2
     assert "sequence_parallel_size" not in Device("cpu", 4).rounding(ResourcesConfig())
+
+
+def test_ranks_that_share_layers_are_neighbours_on_a_node() -> None:
+    layout, node_of = placed([2, 4, 2], trainers=8, trainer_tensor_parallel_size=2)
+    bundles = [place.bundles[0] for place in layout.places["policy"]]
+    assert all(node_of[first] == node_of[second] for first, second in zip(bundles[::2], bundles[1::2], strict=True))
+    assert Device("cpu", 4).trainers(ResourcesConfig(trainer_tensor_parallel_size=4)) == 4, "by default one group"
+    says = r"trainer_tensor_parallel_size: 4 does not divide the 6 trainers that 6 GPUs have by default"
+    with pytest.raises(EnvironmentFault, match=says):
+        Device("cuda", 6).gpus_needed(ResourcesConfig(trainer_tensor_parallel_size=4))
+    resources = ResourcesConfig(trainer_tensor_parallel_size=2)
+    sizes = [resources.of_model(role).trainer_tensor_parallel_size for role in ("critic", "reference", "reward")]
+    assert sizes == [2, 2, 1]
+    assert compute_together(resources, 2)
+    assert Device("cpu", 4).rounding(resources)["trainer_tensor_parallel_size"] == 2

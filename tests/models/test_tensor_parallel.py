@@ -78,21 +78,31 @@ def test_reasons_in_a_configuration_against_four_ranks(shape: dict[str, object],
 
 
 @pytest.mark.parametrize(
-    ("training", "dropout", "problem"),
+    ("training", "zero_stage", "dropout", "problem"),
     [
-        ({"lora": {"r": 4}}, False, "adapters are not split: leave out training.lora, or set it to 1"),
-        ({"optimizer": "muon"}, False, "the optimizer 'muon' needs whole matrices: use `adamw`, or set it to 1"),
+        ({"lora": {"r": 4}}, None, False, "adapters are not split: leave out training.lora, or set it to 1"),
+        ({"optimizer": "muon"}, 0, False, "the optimizer 'muon' needs whole matrices: use `adamw`, or set it to 1"),
         (
             {"optimizer": "adafactor"},
+            0,
             False,
             "the optimizer 'adafactor' needs whole matrices: use `adamw`, or set it to 1",
         ),
-        ({}, True, "each rank would leave out other numbers: set disable_dropout to true, or set it to 1"),
-        ({"bf16": True}, False, None),
+        ({}, None, True, "each rank would leave out other numbers: set disable_dropout to true, or set it to 1"),
+        (
+            {"bf16": True},
+            0,
+            False,
+            "DeepSpeed clips gradients wrongly in bf16 without ZeRO: ",
+        ),
+        ({"bf16": True}, None, False, None),
     ],
 )
-def test_reasons_in_a_training(training: dict[str, object], dropout: bool, problem: str | None) -> None:
-    assert why_not_trained(TrainingConfig.model_validate(training), dropout) == problem
+def test_reasons_in_a_training(
+    training: dict[str, object], zero_stage: int | None, dropout: bool, problem: str | None
+) -> None:
+    reason = why_not_trained(TrainingConfig.model_validate(training), zero_stage, dropout)
+    assert reason is None if problem is None else reason is not None and reason.startswith(problem)
 
 
 def test_models_that_the_plan_does_not_describe_are_refused() -> None:

@@ -242,6 +242,30 @@ def test_the_section_nightly_is_optional(load):
             ["resources={sequence_parallel_size: 2, attention: sdpa}"],
             "`sequence_parallel_size` needs `attention: auto`",
         ),
+        (
+            ["resources={trainer_tensor_parallel_size: 2, trainers: 3}"],
+            "`trainers: 3` is no multiple of `trainer_tensor_parallel_size: 2`",
+        ),
+        (
+            ["resources={trainer_tensor_parallel_size: 2, models: {reference: {gpus: 3}}}"],
+            "`models.reference.gpus: 3` is no multiple of `trainer_tensor_parallel_size: 2`",
+        ),
+        (
+            ["resources={trainer_tensor_parallel_size: 2, sequence_parallel_size: 2}"],
+            "`trainer_tensor_parallel_size` and `sequence_parallel_size` are not combined: set one of them to 1",
+        ),
+        (
+            ["resources={trainer_tensor_parallel_size: 2, zero_stage: 3}"],
+            "`zero_stage: 3` divides the parameters that `trainer_tensor_parallel_size` divides already: set it to 2",
+        ),
+        (
+            ["resources={trainer_tensor_parallel_size: 2, models: {reference: {zero_stage: 3}}}"],
+            "`models.reference.zero_stage: 3` divides the parameters",
+        ),
+        (
+            ["resources={deepspeed: {tensor_parallel: {autotp_size: 2}}}"],
+            "`deepspeed.tensor_parallel` is set by other fields of the recipe",
+        ),
         (["rl.result=average"], "`rl.result: average` needs the section `rl.ema`: add `ema: {}`"),
         (["rl.result=best"], "`rl.result: best` needs the section `rl.best`: add `best: {prompts: …}`"),
         (

@@ -85,9 +85,9 @@ def norms_of(result: Result) -> list[float]:
 def test_every_method_and_zero_stage_trains_as_one_rank(
     method: str, zero_stage: int, jobs: Any, machines: Any, tmp_path: Path
 ) -> None:
-    """With gradients that are clipped to half of their norm or less."""
-    free = result(machines, jobs(method, max_grad_norm=0.0), tmp_path / "free", world=1)
-    job = jobs(method, max_grad_norm=min(norms_of(free)) / 2)
+    """With gradients that are clipped to a fiftieth of their norm, where AdamW's ε is felt."""
+    free = result(machines, jobs(method, max_grad_norm=1e9), tmp_path / "free", world=1)
+    job = jobs(method, max_grad_norm=min(norms_of(free)) / 50)
     one = result(machines, job, tmp_path / "one", world=1)
     assert greatest_difference(one.weights, free.weights) > 1e-5, "clipping has an effect"
     start = load_file(job.model.path / "model.safetensors")
@@ -147,7 +147,7 @@ def test_a_reference_that_follows_the_policy_is_that_of_one_rank(jobs: Any, mach
     assert greatest_difference(weights, one.weights) < 1e-5
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1, 2])
+@pytest.mark.parametrize("zero_stage", [1, 2])
 def test_losses_in_bf16_are_those_of_one_rank_up_to_its_rounding(
     zero_stage: int, jobs: Any, machines: Any, tmp_path: Path
 ) -> None:
@@ -250,7 +250,7 @@ def test_a_step_of_a_policy_is_that_of_one_rank(
         assert greatest_difference(our_weights[name], of_model) < 1e-5
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1])
+@pytest.mark.parametrize("zero_stage", [1, 2])
 def test_master_weights_are_whole_and_checked(zero_stage: int, jobs: Any, machines: Any, tmp_path: Path) -> None:
     """Ranks with parts write those of the whole model, and the next round continues from them on one rank or in parts."""
     settings = {"learning_rate": 1e-3, "lr_scheduler_type": "constant"}
@@ -294,6 +294,7 @@ def test_a_later_model_in_the_processes_has_groups_of_its_own_size(jobs: Any, ma
     ("training", "says"),
     [
         ({"lora": {"r": 4}}, r"trainer_tensor_parallel_size: adapters are not split: leave out training\.lora"),
+        ({"bf16": True}, r"trainer_tensor_parallel_size: DeepSpeed clips gradients wrongly in bf16 without ZeRO"),
         ({"optimizer": "muon"}, r"trainer_tensor_parallel_size: the optimizer 'muon' needs whole matrices"),
     ],
 )
