@@ -89,6 +89,23 @@ def test_a_sequence_that_is_too_long_for_a_gpu_is_computed_by_several(tmp_path: 
     assert longer.alternative.changes == {"sequence_parallel_size": 4}
 
 
+def test_ranks_that_share_layers_have_a_part_of_weights_and_activations(tmp_path: Path) -> None:
+    """By hand: of each parameter but those of embedding and head 16 bytes, divided by 4 ranks, and by 2 groups from ZeRO 1 on
+    for 12 of them; of a layer's activations 10 bytes and a fourth of 24."""
+    content = {"method": "sft", "sft": {"data": {"path": "some/rows"}, "training": {"bf16": True}}}
+    placement = {"zero_stage": 1, "gradient_checkpointing": False, "trainer_tensor_parallel_size": 4}
+    recipe = recipe_of(tmp_path, {**content, "resources": placement})
+    cluster = _cluster(8)
+    (role,) = capacity(work_of(recipe, Lengths(row=512)), recipe.resources, cluster).estimates[0].roles
+    model = cluster.model
+    outer = model.vocabulary * model.hidden + model.embedding
+    count = outer + (model.parameters - outer) / 4
+    assert role.terms["weights"] == 2 * count
+    assert role.terms["gradients"] == 4 * count
+    assert role.terms["optimiser"] == pytest.approx(12 * count / 2)
+    assert role.terms["activations"] == pytest.approx(8192 * model.hidden * 28 * (10 + 24 / 4))
+
+
 RECIPES = Path(__file__).parents[2] / "deployments" / "recipes"
 
 
