@@ -12,7 +12,8 @@ import torch
 import transformers
 
 from alignment_core.errors import UserError
-from alignment_core.recipes import ResourcesConfig
+from alignment_core.models.scratch import create_model
+from alignment_core.recipes import ResourcesConfig, ScratchModel
 from tests.stages.killing import Killer
 from tests.stages.rl_runs import RESOURCES, Section, rewards_small_letters, rows_of, run_rl, section_of
 
@@ -151,3 +152,26 @@ def test_groups_of_ranks_that_compute_together_train_the_same_policy(
         _, result = run_rl(tmp_path / name, tiny_model(), section, machines, resources, warm=warm)
         for metric in ("reward", "kl", "critic_loss"):
             assert result.metrics[metric] == pytest.approx(alone.metrics[metric], rel=1e-4), (name, metric)
+
+
+def test_ranks_that_share_layers_train_the_same_policy(section: Section, machines: Any, tmp_path: Path) -> None:
+    """Policy, critic and reference in two parts; the engine gets whole weights, as the policy's next samples show."""
+    model = tmp_path / "model"
+    shape = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    create_model(ScratchModel(**shape, intermediate_size=128, max_position_embeddings=256), None, 1, model)  # type: ignore[arg-type]
+    section |= {**PPO, "kl": {"coefficient": 0.1}, "steps": 2}
+    results = []
+    for name, trainers, placed in (
+        ("alone", 1, {}),
+        ("beside", 2, {"trainer_tensor_parallel_size": 2}),
+        ("apart", 2, {"trainer_tensor_parallel_size": 2, "models": {"critic": {"gpus": 2}}}),
+    ):
+        resources = ResourcesConfig(**{**RESOURCES.model_dump(exclude_unset=True), "trainers": trainers, **placed})
+        warm = machines(trainers, **placed)
+        outputs, result = run_rl(tmp_path / name, model, section, machines, resources, warm=warm)
+        results.append((name, [row["completion_ids"] for row in rows_of(outputs)], result.metrics))
+    _, sampled, alone = results[0]
+    for name, completions, metrics in results[1:]:
+        assert completions == sampled, name
+        for metric in ("reward", "kl", "critic_loss"):
+            assert metrics[metric] == pytest.approx(alone[metric], rel=1e-4), (name, metric)
