@@ -65,7 +65,8 @@ def _of_stage(config: Any, count: int, device: Device, resources: ResourcesConfi
     if training is not None:
         weights = training.base_bits / 8 if training.base_bits else 2 if training.bf16 else 4
         state = 0 if training.lora else GRADIENT_AND_MOMENTS.get(training.optimizer, 0) * count
-        needed += trainers * (TRAINER_BYTES + int(weights * count)) + state
+        whole = trainers // resources.trainer_tensor_parallel_size  # models that the ranks hold together
+        needed += trainers * TRAINER_BYTES + whole * int(weights * count) + state
     if sampling is not None:
         dtype = sampling.dtype or SAMPLING_DTYPE
         cache = _cache(shape, sampling.generation.max_completion_length, dtype, resources, engines)

@@ -151,6 +151,8 @@ def split(model: Any, group: TensorGroup) -> None:
             raise UserError(f"{FIELD}: {name} is a {type(modules[name]).__name__}, which is not split; set it to 1")
     for name, style in styles.items():
         _SPLITS[style](modules[name], group)
+    for parent in {name.rpartition(".")[0] for name, style in styles.items() if style == _BY_OUTPUTS}:
+        modules[parent].register_forward_pre_hook(functools.partial(_sum_gradients, group), with_kwargs=True)
 
 
 def _style(config: Any, name: str) -> str | None:
@@ -179,11 +181,6 @@ def _by_outputs(layer: nn.Linear, group: TensorGroup) -> None:
     for parameter in layer.parameters():
         _keep_part(parameter, Part(group, 0))
 
-    def forward(states: Tensor) -> Tensor:
-        return linear(_SumGradients.apply(states, group.processes), layer.weight, layer.bias)
-
-    layer.forward = forward  # type: ignore[method-assign, assignment]
-
 
 def _by_inputs(layer: nn.Linear, group: TensorGroup) -> None:
     """Each rank has some of the inputs; all get the sum of the outputs."""
@@ -203,9 +200,18 @@ def _of_each_head(norm: nn.Module, group: TensorGroup) -> None:
             parameter.register_hook(functools.partial(_summed, processes=group.processes))
 
 
+def _sum_gradients(group: TensorGroup, _module: nn.Module, arguments: Any, options: dict[str, Any]) -> tuple[Any, Any]:
+    """Before the forward pass of a module: add up the gradient by its input, of which each rank has that through its own layers
+    in the module. Once for all of them, as for queries, keys and values."""
+    if "hidden_states" in options:
+        return arguments, {**options, "hidden_states": _SumGradients.apply(options["hidden_states"], group.processes)}
+    return (_SumGradients.apply(arguments[0], group.processes), *arguments[1:]), options
+
+
+_BY_OUTPUTS = "colwise"
 _OF_EACH_HEAD = "replicated_with_grad_allreduce"
 _SPLITS: dict[str, Callable[[Any, TensorGroup], None]] = {
-    "colwise": _by_outputs,
+    _BY_OUTPUTS: _by_outputs,
     "rowwise": _by_inputs,
     _OF_EACH_HEAD: _of_each_head,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -124,6 +125,18 @@ def _linear(whole: PackedModel) -> list[Tensor]:
         for name, parameter in layer.named_parameters()
         if name == "weight" or at.rpartition(".")[2] not in last
     ]
+
+
+def sums(rank: int, world: int) -> list[int]:
+    """Sums over ranks in the forward pass, and in the backward pass, of a model with two layers."""
+    packed = packed_of({}, tensor_group(world, 60.0))
+    counts = []
+    with mock.patch.object(torch.distributed, "all_reduce", wraps=torch.distributed.all_reduce) as all_reduce:
+        output = run_packed(packed, micro_batch({}))
+        counts.append(all_reduce.call_count)
+        output.sum().backward()
+        counts.append(all_reduce.call_count - counts[0])
+    return counts
 
 
 def streamed(rank: int, world: int) -> dict[str, float]:

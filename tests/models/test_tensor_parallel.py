@@ -47,6 +47,12 @@ def test_engines_get_whole_weights(tmp_path: Path) -> None:
     assert second == {}
 
 
+@pytest.mark.slow
+def test_activations_are_added_up_twice_in_each_layer_and_pass(tmp_path: Path) -> None:
+    """After attention and after the MLP; backwards, before each of them."""
+    assert sequence_ranks.run(2, tmp_path, tensor_ranks.sums, 2) == [[4, 4], [4, 4]]
+
+
 def test_slices_by_hand() -> None:
     whole = torch.arange(8).view(2, 4)
     parts = [Part(TensorGroup(2, rank), dim).of(whole).tolist() for dim in (0, 1) for rank in (0, 1)]
