@@ -46,7 +46,7 @@ def test_the_layers_of_a_new_model_count_before_its_vocabulary_is_known() -> Non
 
 def test_training_needs_weights_on_each_trainer_and_gradients_and_moments_once() -> None:
     """1e9 parameters on 2 trainers: 2 × (4e9 + 0.3 GiB) + 12e9 bytes, and 0.4 GiB for the host. With LoRA the 12e9 are not
-    needed, in bf16 2 × 2e9 of the weights are enough."""
+    needed, in bf16 2 × 2e9 of the weights are enough. Trainers that share layers have 4e9 bytes of weights together."""
     resources = ResourcesConfig(device="cpu", trainers=2)
     processes = 2 * int(0.3 * GIB) + int(0.4 * GIB)
 
@@ -57,6 +57,9 @@ def test_training_needs_weights_on_each_trainer_and_gradients_and_moments_once()
     assert needed() == 20 * 10**9 + processes
     assert needed(lora={"r": 8}) == 8 * 10**9 + processes
     assert needed(bf16=True) == 16 * 10**9 + processes
+    in_parts = resources.model_copy(update={"trainer_tensor_parallel_size": 2})
+    stage = PlannedStage("sft", "sft", SftStageConfig(training=TrainingConfig()), {}, "runs")
+    assert bytes_needed([stage], 10**9, in_parts) == 16 * 10**9 + processes
     assert needed(optimizer="adamw_8bit") == 14 * 10**9 + processes  # 2 bytes of moments instead of 8
 
 

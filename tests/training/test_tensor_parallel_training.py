@@ -29,9 +29,13 @@ from alignment_core.training.ranks import run_blocks
 from alignment_core.training.resumable import save_progress
 from alignment_core.training.trainer import TrainJob
 from tests.training.conftest import MODEL, portable
+from tests.training.test_distillation_training import models  # noqa: F401 (a fixture)
+from tests.training.test_kto_training import table as labelled  # noqa: F401 (a fixture)
 from tests.training.test_master_weights import masters_in, next_round, one_step
 from tests.training.test_policy_ranks import Policy, sampled
+from tests.training.test_process_reward_training import table as stepwise  # noqa: F401 (a fixture)
 from tests.training.test_sequence_parallel_training import PPO, Result, check_equal, result
+from tests.training.test_sequence_parallel_training import jobs as every_job  # noqa: F401 (a fixture)
 from tests.training.test_trainer_ranks import export, greatest_difference, open_job, opened, train
 
 pytestmark = pytest.mark.slow
@@ -44,11 +48,11 @@ Shaped = Callable[..., Path]
 @pytest.fixture(scope="module")
 def shaped(tmp_path_factory: pytest.TempPathFactory) -> Shaped:
     """The folder of a model with as many query and key heads as four ranks can share."""
-    models: dict[tuple[str, bool, int], Path] = {}
+    folders: dict[tuple[str, bool, int], Path] = {}
 
     def make(architecture: Any = "llama", tied: bool = True, seed: int = 1) -> Path:
         key = (architecture, tied, seed)
-        if key not in models:
+        if key not in folders:
             shape = ScratchModel(
                 architecture=architecture,
                 hidden_size=64,
@@ -59,9 +63,9 @@ def shaped(tmp_path_factory: pytest.TempPathFactory) -> Shaped:
                 max_position_embeddings=256,
                 tie_word_embeddings=tied,
             )
-            models[key] = tmp_path_factory.mktemp("model") / "model"
-            create_model(shape, None, seed, models[key])
-        return models[key]
+            folders[key] = tmp_path_factory.mktemp("model") / "model"
+            create_model(shape, None, seed, folders[key])
+        return folders[key]
 
     return make
 
@@ -96,6 +100,19 @@ def test_every_method_and_zero_stage_trains_as_one_rank(
     more = {"zero_stage": zero_stage, "max_tokens_per_microbatch": 64}
     two = result(machines, job, tmp_path / "two", **PARTS, **more)
     check_equal(two, one)
+
+
+@pytest.mark.parametrize("method", ["dpo, β of each batch", "kto", "process reward model", "distillation"])
+def test_further_methods_train_as_on_one_rank(
+    method: str,
+    every_job: Any,  # noqa: F811
+    shaped: Shaped,
+    machines: Any,
+    tmp_path: Path,
+) -> None:
+    job = replace(every_job(method), model=Model(shaped(), MODEL))
+    one = result(machines, job, tmp_path / "one", world=1)
+    check_equal(result(machines, job, tmp_path / "two", **PARTS, max_tokens_per_microbatch=64), one)
 
 
 @pytest.mark.parametrize(("architecture", "tied"), [("qwen2", False), ("llama", False)])
