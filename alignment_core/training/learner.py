@@ -343,8 +343,10 @@ class Learner:
         elif self.zero_stage == 3:
             # Private, because the public `save_16bit_model` writes the same weights as a pickle.
             state = self.engine._zero3_consolidated_16bit_state_dict()
-        else:
+        elif self.tensor_group.size > 1:
             state = gathered_state(self.packed, keep=self.rank == 0)
+        else:
+            state = self.packed.state_dict()
         if masters is not None and self.rank == 0:
             masters.mkdir(parents=True, exist_ok=True)
             check_room(masters, 4 * self.parameters(), f"the copy of the fp32 master weights of step {self.steps}")

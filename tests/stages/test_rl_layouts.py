@@ -160,11 +160,12 @@ def test_ranks_that_share_layers_train_the_same_policy(section: Section, machine
     shape = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 2}
     create_model(ScratchModel(**shape, intermediate_size=128, max_position_embeddings=256), None, 1, model)  # type: ignore[arg-type]
     section |= {**PPO, "kl": {"coefficient": 0.1}, "steps": 2}
+    models = {"critic": {"gpus": 2}, "reference": {"colocate_with": "critic"}}
     results = []
     for name, trainers, placed in (
         ("alone", 1, {}),
         ("beside", 2, {"trainer_tensor_parallel_size": 2}),
-        ("apart", 2, {"trainer_tensor_parallel_size": 2, "models": {"critic": {"gpus": 2}}}),
+        ("apart", 2, {"trainer_tensor_parallel_size": 2, "models": models}),
     ):
         resources = ResourcesConfig(**{**RESOURCES.model_dump(exclude_unset=True), "trainers": trainers, **placed})
         warm = machines(trainers, **placed)
