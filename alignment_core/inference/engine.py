@@ -157,6 +157,11 @@ class Engine:
         own = ray.get_runtime_context().get_node_id()
         return [node or own for node in self.llm.collective_rpc("node")]
 
+    def free_memory(self) -> list[int]:
+        """Bytes of free memory of the GPU of each of vLLM's workers."""
+        free: list[int] = self.llm.collective_rpc("free_memory")
+        return free
+
     def open_channel(self, channel: Channel, address: Address) -> None:
         """Connect all workers to the trainers' end of a channel, for :meth:`receive_weights`."""
         self.llm.collective_rpc("open_channel", args=(channel, address))
