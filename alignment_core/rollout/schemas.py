@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.columns import array, column
+from alignment_core.data.completion_text import CompletionText, Texts
 from alignment_core.errors import DataError
 from alignment_core.files import write_whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from alignment_core.data.completion_text import CompletionText
     from alignment_core.inference.completions import Completion
 
 SCORES = "scores.parquet"
@@ -83,7 +83,7 @@ def shard_rows(
             "logps": completion.logps,
             "finish_reason": completion.finish_reason,
             "prompt_text": prompt["prompt"],
-            "completion_text": text(completion.token_ids.tolist(), completion.finish_reason),
+            "completion_text": (completion.texts or Texts(text(completion.token_ids, completion.finish_reason))).plain,
             "label": prompt["label"],
             "task": prompt["task"],
             "messages": prompt.get("messages"),
