@@ -148,7 +148,7 @@ def _count(parts: Parts, steps: list[dict[str, float]]) -> None:
         steps.append(dict(parts.seconds))
         return result
 
-    loop.Loop._step = counted  # type: ignore[method-assign]
+    loop.Loop._step = counted  # type: ignore[method-assign, assignment]
 
 
 def _simulate() -> None:
