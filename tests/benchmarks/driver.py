@@ -92,23 +92,17 @@ def main() -> None:
         resources = ResourcesConfig(
             device="cpu", trainers=1, engines=1, kv_cache_mib=16, weight_transfer="ray", progress_seconds=1e6
         )
-        for kind, function in KINDS.items():
-            steps.clear()
-            machines = WarmMachines(resources, Path(folder))
-            try:
-                reward = {kind: f"{folder}/rewards.py:{function}"}
+        machines = WarmMachines(resources, Path(folder))
+        try:
+            for kind, function in KINDS.items():
+                steps.clear()
+                section = _section({kind: f"{folder}/rewards.py:{function}"})
                 run_rl(
-                    Path(folder) / kind,
-                    Path(folder) / "model",
-                    _section(reward),
-                    None,
-                    resources,
-                    rows=_rows(),
-                    warm=machines,
+                    Path(folder) / kind, Path(folder) / "model", section, None, resources, rows=_rows(), warm=machines
                 )
-            finally:
-                machines.close()
-            print(json.dumps({"reward": kind, **_figures(steps, planned)}), flush=True)
+                print(json.dumps({"reward": kind, **_figures(steps, planned)}), flush=True)
+        finally:
+            machines.close()
 
 
 def _figures(steps: list[dict[str, float]], planned: dict[str, float]) -> dict[str, Any]:
