@@ -37,7 +37,7 @@ from tests.capacity.shapes import QWEN_2_5_7B, only_work, recipe_of
 from tests.real_model import real_model
 from tests.stages.rl_runs import run_rl
 
-PROMPTS, GENERATIONS, TOKENS, PROMPT, STEPS = 1024, 8, 4096, 256, 3
+PROMPTS, GENERATIONS, TOKENS, PROMPT, STEPS = 1024, 8, 4096, 256, 2
 GPUS = (8, 64)
 REWARDS = """
 def of_one(prompt, completion, label):
