@@ -199,12 +199,13 @@ class ActorGroup(Generic[T]):
         """All results of the call ``name``; the first failure ends the wait, because its peers may hang in a collective."""
         seconds = self.timeout if timeout is None else timeout
         pending = list(references)
+        results: dict[Any, Any] = {}
         deadline = time.monotonic() + seconds
         while pending:
             ready = self._ready(pending, deadline - time.monotonic(), name, seconds)
-            self._get(ready, name)
+            results[ready] = self._get(ready, name)
             pending.remove(ready)
-        return self.ray.get(references)
+        return [results[reference] for reference in references]
 
     def _ready(self, references: list[Any], left: float, name: str, deadline: float) -> Any:
         """The first reference that is ready within the ``left`` seconds of a wait that had ``deadline`` seconds in all."""

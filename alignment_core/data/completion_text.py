@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -44,8 +44,23 @@ class CompletionText:
         return text
 
 
+class Texts(NamedTuple):
+    """The text of one completion."""
+
+    plain: str
+    """Without special tokens."""
+    special: str | None = None
+    """With them; None if nothing reads it."""
+
+
 def with_special_tokens(rows: Sequence[dict[str, Any]], text: CompletionText) -> list[dict[str, Any]]:
-    """Rows of completions whose ``completion_text`` has the special tokens that ``text`` keeps."""
+    """Rows of completions whose ``completion_text`` has the special tokens that ``text`` keeps: the row's ``special_text``, if
+    it was decoded where it was sampled."""
     return [
-        {**row, "completion_text": text(row["completion_ids"], row["finish_reason"], row.get("mask"))} for row in rows
+        {
+            **row,
+            "completion_text": row.get("special_text")
+            or text(row["completion_ids"], row["finish_reason"], row.get("mask")),
+        }
+        for row in rows
     ]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from alignment_core.data.completion_text import Texts
     from alignment_core.inference.completions import Completion
     from alignment_core.rewards.results import Failed
 
@@ -46,6 +47,8 @@ class Episode:
     versions: np.ndarray = field(default_factory=partial(np.zeros, 0, np.int32))
     """[T] Version of the weights that sampled each token. Observation tokens: −1."""
     finish_reason: str = ""
+    texts: Texts | None = None
+    """Texts of its only turn, if it has no environment."""
     turn_start: int = 0
     """Start of the policy's last turn in ``ids``."""
     turns: int = 0
@@ -85,6 +88,7 @@ class Episode:
         self.turns += 1
         self._append(completion.token_ids, True, completion.logps, completion.versions)
         self.finish_reason = completion.finish_reason
+        self.texts = completion.texts
 
     def append_observation(self, ids: Sequence[int]) -> None:
         """Append tokens that the policy did not sample."""

@@ -19,6 +19,7 @@ from alignment_core.inference.channels.buckets import Bucket
 from alignment_core.inference.channels.channel import Channel
 from alignment_core.inference.channels.control import Address
 from alignment_core.inference.completions import Completion, Completions, Request
+from alignment_core.inference.decoding import Decoding
 from alignment_core.inference.kv_cache import mib_of_engine
 from alignment_core.inference.options import BY_DEVICE, adapter_options, started, wakes
 from alignment_core.inference.parity import mean_difference
@@ -157,6 +158,11 @@ class Engine:
         own = ray.get_runtime_context().get_node_id()
         return [node or own for node in self.llm.collective_rpc("node")]
 
+    def free_memory(self) -> list[int]:
+        """Bytes of free memory of the GPU of each of vLLM's workers."""
+        free: list[int] = self.llm.collective_rpc("free_memory")
+        return free
+
     def open_channel(self, channel: Channel, address: Address) -> None:
         """Connect all workers to the trainers' end of a channel, for :meth:`receive_weights`."""
         self.llm.collective_rpc("open_channel", args=(channel, address))
@@ -231,8 +237,10 @@ class Engine:
         stop_ids: Sequence[int],
         seed: int,
         first: int = 0,
+        decoding: Decoding | None = None,
     ) -> Completions:
-        """Sample ``config.num_generations`` consecutive completions per prompt; each of ``stop_ids`` ends one.
+        """Sample ``config.num_generations`` consecutive completions per prompt, with their texts if there is a ``decoding``.
+        Each of ``stop_ids`` ends one.
 
         The same arguments give the same tokens, whatever this engine did before: each prompt has its own seed, by its number
         from ``first`` on.
@@ -242,18 +250,24 @@ class Engine:
         # Far apart: vLLM adds 0 to n - 1 to the seed of a prompt for its n completions.
         seeds = [(seed + 104_729 * (first + number)) % 2**31 for number in range(len(prompts))]
         parameters = [parameters_of(config, stop_ids, of_prompt, n=config.num_generations) for of_prompt in seeds]
-        return self.queue.complete(prompts, parameters)
+        return self.queue.complete(prompts, parameters, decoding)
 
     def sample(
-        self, policy: str, requests: Sequence[Request], config: GenerationConfig, stop_ids: Sequence[int]
+        self,
+        policy: str,
+        requests: Sequence[Request],
+        config: GenerationConfig,
+        stop_ids: Sequence[int],
+        decoding: Decoding | None = None,
     ) -> Completions:
-        """One completion for each request. The same arguments give the same tokens, whatever this engine did before."""
+        """One completion for each request, with its text if there is a ``decoding``. The same arguments give the same tokens,
+        whatever this engine did before."""
         self._check_policy(policy)
         self._look_for_texts(config)
         parameters = [
             parameters_of(config, stop_ids, request.seed, max_tokens=request.max_tokens) for request in requests
         ]
-        return self.queue.complete([request.prompt_ids for request in requests], parameters)
+        return self.queue.complete([request.prompt_ids for request in requests], parameters, decoding)
 
     def _look_for_texts(self, config: GenerationConfig) -> None:
         """Give vLLM the tokenizer, which it needs for texts that end completions alone."""
@@ -266,16 +280,22 @@ class Engine:
             raise RuntimeError(f"engine holds {self.policy or 'half-loaded weights'}, but the request is for {policy}")
 
     def advance(
-        self, requests: Sequence[Request], config: GenerationConfig, stop_ids: Sequence[int], seconds: float
+        self,
+        requests: Sequence[Request],
+        config: GenerationConfig,
+        stop_ids: Sequence[int],
+        seconds: float,
+        decoding: Decoding | None = None,
     ) -> list[tuple[str, Completion]]:
-        """Add requests to those in progress, and sample for about ``seconds``; returns the completions that are finished.
+        """Add requests to those in progress, and sample for about ``seconds``; returns the completions that are finished, with
+        their texts if there is a ``decoding``.
 
         The others stay in progress, even during an update of the weights.
         """
         self._look_for_texts(config)
         for request in requests:
             self.queue.add(request, parameters_of(config, stop_ids, request.seed, max_tokens=request.max_tokens))
-        return self.queue.run(seconds)
+        return [(name, completion.decoded(decoding)) for name, completion in self.queue.run(seconds)]
 
     def drop_all(self) -> None:
         """Abort all requests."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from alignment_core.inference.completions import Completion, Completions, Request
+from alignment_core.inference.decoding import Decoding
 
 
 @dataclass
@@ -44,8 +45,10 @@ class RequestQueue:
         """Version of the weights, which is recorded with each sampled token."""
         self.in_progress: dict[str, InProgress] = {}
 
-    def complete(self, prompts: Sequence[Sequence[int]], parameters: Sequence[Any]) -> Completions:
-        """Complete a batch; the completions of each prompt are consecutive.
+    def complete(
+        self, prompts: Sequence[Sequence[int]], parameters: Sequence[Any], decoding: Decoding | None = None
+    ) -> Completions:
+        """Complete a batch; the completions of each prompt are consecutive. With a ``decoding`` they have their texts.
 
         The prefix cache is reset first, so that the completions do not depend on earlier requests.
         """
@@ -54,7 +57,7 @@ class RequestQueue:
         requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         outputs = self._llm.generate(requests, list(parameters), use_tqdm=False, lora_request=self.adapter)
         sampled = [completion for output in outputs for completion in output.outputs]
-        return Completions.of([_completion(completion, self.version) for completion in sampled])
+        return Completions.of([_completion(completion, self.version).decoded(decoding) for completion in sampled])
 
     def add(self, request: Request, parameters: Any) -> None:
         """Start to sample a request beside the others."""

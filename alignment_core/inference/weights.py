@@ -9,7 +9,7 @@ from typing import Any
 
 from alignment_core.errors import PeerFailed
 from alignment_core.inference.channels.buckets import Assembler, Bucket, from_bucket
-from alignment_core.inference.channels.channel import Channel, Receiver
+from alignment_core.inference.channels.channel import Channel, Receiver, free_gpu_memory
 from alignment_core.inference.channels.control import Address
 from alignment_core.models.saving import check_loadable, weight_files
 
@@ -63,6 +63,10 @@ class WeightUpdate:
         """Ray's id of the node that this worker is on; None for a process of the engine's own, which is on its node."""
         ray = sys.modules.get("ray")
         return ray.get_runtime_context().get_node_id() if ray is not None and ray.is_initialized() else None
+
+    def free_memory(self) -> int:
+        """Bytes of free memory of this worker's GPU."""
+        return free_gpu_memory()
 
     def open_channel(self, channel: Channel, address: Address) -> None:
         """Connect to the trainers, which send weights through the channel from now on."""

@@ -14,7 +14,7 @@ from alignment_core.user_code.errors import Failed
 from alignment_core.user_code.pool import Elsewhere, FunctionPool
 
 PLAIN = (str, int, float, bool, list, type(None))
-REPLACED = ("prompt_text", "completion_text", "columns")
+REPLACED = ("prompt_text", "completion_text", "special_text", "columns")
 """Columns that a function gets under another name, or unpacked."""
 
 
@@ -100,5 +100,5 @@ def _seen(row: dict[str, Any]) -> dict[str, Any]:
         "prompt": row["prompt_text"],
         "completion": row["completion_text"],
         "messages": prompt if isinstance(prompt, list) else None,
-        **{name: np.asarray(row[name]).tolist() for name in ("prompt_ids", "completion_ids")},
+        **{name: np.asarray(row[name], np.int32) for name in ("prompt_ids", "completion_ids")},
     }

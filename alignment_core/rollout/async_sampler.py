@@ -191,7 +191,8 @@ class AsyncSampler:
                 requests = self.schedule.next_requests(engine)
                 self._busy_engines.add(engine)
                 self._changed.notify_all()  # prompts that begin may have environments to reset
-            options = (self.sampling.schedule.generation, self.sampling.stop_ids, SLICE_SECONDS)
+            sampling = self.sampling
+            options = (sampling.schedule.generation, sampling.stop_ids, SLICE_SECONDS, sampling.decoding)
             calls.append(self.sampling.engines.start(engine, Engine.advance, requests, *options))
         return True
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from alignment_core.data.completion_text import CompletionText
+from alignment_core.data.completion_text import CompletionText, Texts
 from alignment_core.environments.episode import Episode, version_of
 from alignment_core.models.microbatch import Tokens
 from alignment_core.rewards.results import RewardResult, reasons
@@ -50,6 +50,8 @@ class Rollout:
     """File and line of the prompt."""
     policy: str
     """Name of the newest policy that sampled one of the tokens."""
+    special_text: str | None = None
+    """``completion_text`` with special tokens, if a reward reads them and it was decoded where it was sampled."""
     environment: float | Failed = 0.0
     """Reward from the environment, or why there is none."""
     rewards: Mapping[str, RewardResult] = field(default_factory=dict)
@@ -65,6 +67,7 @@ class Rollout:
     def of(cls, episode: Episode, text: CompletionText, policy: str) -> Rollout:
         """An episode that is over, before any reward. ``policy`` is the name of the policy before the first step."""
         prompt = episode.prompt
+        texts = episode.texts or Texts(text(episode.ids, episode.finish_reason, episode.mask))
         return cls(
             prompt=episode.number,
             group=episode.draw,
@@ -77,7 +80,8 @@ class Rollout:
             finish_reason=episode.finish_reason,
             tokens_left=episode.tokens_left,
             prompt_text=prompt["prompt"],
-            completion_text=text(episode.ids, episode.finish_reason, episode.mask),
+            completion_text=texts.plain,
+            special_text=texts.special,
             label=prompt["label"],
             task=prompt["task"],
             messages=prompt.get("messages"),

@@ -14,6 +14,7 @@ from alignment_core.data.completion_text import CompletionText
 from alignment_core.environments.environments import Environments
 from alignment_core.environments.episode import Episode, version_of
 from alignment_core.errors import Stopped
+from alignment_core.inference.decoding import Decoding
 from alignment_core.inference.engine import Engine
 from alignment_core.rollout.prompt_schedule import PromptSchedule
 from alignment_core.rollout.rollout import Rollout
@@ -29,6 +30,8 @@ class Sampling:
     text: CompletionText
     stop_ids: tuple[int, ...]
     """Tokens that end a turn of the policy."""
+    decoding: Decoding | None
+    """Has engines decode what they sample; None with environments, whose episodes have several turns."""
     policy: str
     """Name of the policy before the first step, which no other weights have."""
     stopping: threading.Event
@@ -57,7 +60,7 @@ class Sampling:
         shards = [episodes[first : first + size] for first in range(0, len(episodes), size)]
         policy = version_of(self.policy, version)
         requests = [[self.schedule.request(episode) for episode in shard] for shard in shards]
-        calls = (call(Engine.sample, policy, shard, generation, self.stop_ids) for shard in requests)
+        calls = (call(Engine.sample, policy, shard, generation, self.stop_ids, self.decoding) for shard in requests)
         for number, completions in self.engines.spread(enumerate(calls)):
             self.check()
             for episode, completion in zip(shards[number], completions.each(), strict=True):

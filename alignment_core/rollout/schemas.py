@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.columns import array, column
+from alignment_core.data.completion_text import CompletionText, Texts
 from alignment_core.errors import DataError
 from alignment_core.files import write_whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from alignment_core.data.completion_text import CompletionText
     from alignment_core.inference.completions import Completion
 
 SCORES = "scores.parquet"
@@ -83,7 +83,7 @@ def shard_rows(
             "logps": completion.logps,
             "finish_reason": completion.finish_reason,
             "prompt_text": prompt["prompt"],
-            "completion_text": text(completion.token_ids.tolist(), completion.finish_reason),
+            "completion_text": (completion.texts or Texts(text(completion.token_ids, completion.finish_reason))).plain,
             "label": prompt["label"],
             "task": prompt["task"],
             "messages": prompt.get("messages"),
@@ -108,7 +108,9 @@ def write_columns(columns: Mapping[str, Sequence[Any]], schema: pa.Schema, path:
     import pyarrow.parquet as pq
 
     table = pa.Table.from_arrays([array(columns[field.name], field.type) for field in schema], schema=schema)
-    write_whole(path, lambda file: pq.write_table(table, file, compression="zstd"))
+    # Numbers of tokens hardly repeat: with a dictionary of them it takes twice as long to write more bytes.
+    repeating = [field.name for field in schema if not pa.types.is_list(field.type)]
+    write_whole(path, lambda file: pq.write_table(table, file, compression="zstd", use_dictionary=repeating))
 
 
 def read_rollouts(directory: Path) -> list[dict[str, Any]]:

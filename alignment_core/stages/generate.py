@@ -17,6 +17,7 @@ from alignment_core.data.turn_end import chat_template_of, eos_token_ids, pass_c
 from alignment_core.errors import DataError, NumericError
 from alignment_core.execution.base import SamplingPlan, Stage, StageConfig, StageContext
 from alignment_core.inference.completions import Completions
+from alignment_core.inference.decoding import Decoding
 from alignment_core.inference.engine import Engine, EngineRequest
 from alignment_core.recipes import GenerationConfig
 from alignment_core.rollout.lengths import check_length
@@ -89,7 +90,7 @@ def _sample(context: StageContext, config: GenerateConfig, shards: list[Any], mi
     chat_template = chat_template_of(context.inputs["prompts"])
     turn_end = Renderer(tokenizer, chat_template, eos_token_ids(model.path)).turn_end
     stop_ids = turn_end.stop_ids
-    text = CompletionText(tokenizer, turn_end)
+    text, decoding = CompletionText(tokenizer, turn_end), Decoding(model, turn_end)
     policy = model.reference
     generation = config.generation
     longest = max(len(prompt["prompt_ids"]) for shard in shards for prompt in shard)
@@ -100,7 +101,7 @@ def _sample(context: StageContext, config: GenerateConfig, shards: list[Any], mi
         update = max(engines.all(Engine.load, model.path, str(policy)))
         parity = _check_parity(context, engines, shards, stop_ids, update > 0)
         calls = (
-            (number, _generate(str(policy), shards[number], config, stop_ids, context.seed, number))
+            (number, _generate(str(policy), shards[number], config, stop_ids, context.seed, number, decoding))
             for number in missing
         )
         started = time.monotonic()
@@ -125,11 +126,17 @@ def _sample(context: StageContext, config: GenerateConfig, shards: list[Any], mi
 
 
 def _generate(
-    policy: str, shard: list[Any], config: GenerateConfig, stop_ids: Sequence[int], seed: int, number: int
+    policy: str,
+    shard: list[Any],
+    config: GenerateConfig,
+    stop_ids: Sequence[int],
+    seed: int,
+    number: int,
+    decoding: Decoding,
 ) -> Call[Engine, Completions]:
     prompt_ids = [prompt["prompt_ids"] for prompt in shard]
     first = number * config.generation.shard_size
-    return call(Engine.generate, policy, prompt_ids, config.generation, stop_ids, seed, first)
+    return call(Engine.generate, policy, prompt_ids, config.generation, stop_ids, seed, first, decoding)
 
 
 def _check_parity(

@@ -35,6 +35,7 @@ from alignment_core.user_code.dependencies import COUNTED
 from alignment_core.user_code.errors import Failed, does_not_take, raised
 from alignment_core.user_code.functions import is_async, load_function
 from alignment_core.user_code.reward_adapters import called_with_rows
+from alignment_core.user_code.wire import line_of, read_line
 
 LAST_SECONDS = 1.0
 """Seconds until a process that closed its socket ends, and until a cancelled coroutine answers."""
@@ -204,7 +205,7 @@ class FunctionProcess:
         self._socket.settimeout(self._patience)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # reading the answer raises the reason
             try:
-                self._socket.sendall(json.dumps([number, arguments]).encode() + b"\n")
+                self._socket.sendall(line_of([number, arguments]))
             except TimeoutError:  # half a line may be sent
                 self._socket.shutdown(SHUT_RDWR)
 
@@ -312,7 +313,7 @@ def _end_with(descriptor: int) -> None:
 def _serve(function: Any, end: socket, field: str) -> None:
     with end.makefile("rb") as lines:
         for line in lines:
-            number, arguments = json.loads(line)
+            number, arguments = read_line(line)
             try:
                 value = function(*arguments)
                 if inspect.isawaitable(value):  # of an async function inside a decorator
@@ -331,7 +332,7 @@ async def _serve_concurrently(function: Any, end: socket, field: str, timeout: f
     lines, answers = await asyncio.open_connection(sock=end, limit=LONGEST_LINE)
 
     async def call(line: bytes) -> None:
-        number, arguments = json.loads(line)
+        number, arguments = read_line(line)
         try:
             async with asyncio.timeout(timeout) as deadline:
                 value = await function(*arguments)

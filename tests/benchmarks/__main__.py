@@ -32,6 +32,7 @@ ON_REQUEST = (
     "real",
     "ui",
     "capacity",
+    "driver",
 )
 """Parts that take long: `python -m tests.benchmarks soak`."""
 TAKES_ARGUMENTS = {"real", "recipes"}

@@ -29,6 +29,7 @@ PARTS = {
     "head": "head:run",
     "learner": "learner:run",
     "transfer": "transfer:run",
+    "channel": "channel:run",
     "engine": "engine:run",
     "grpo": "grpo:run",
     "speed": "speed:run",

@@ -18,12 +18,14 @@ import torch
 
 from alignment_core.cluster.ray_cluster import OBJECT_STORE_BYTES
 from alignment_core.errors import DeadlineExceeded, PeerFailed
+from alignment_core.inference.channels import gpu_memory
 from alignment_core.inference.channels.buckets import BUCKET_BYTES, Assembler, fill_buckets, from_bucket, to_buckets
 from alignment_core.inference.channels.channel import Channel, Receiver, Sender
 from alignment_core.inference.channels.ray_objects import IN_STORE
+from tests.inference.fake_cuda import FakeCuda
 from tests.inference.sides import Sides, as_received, failing_after, killed_after, receives, sends, weights_of
 
-KINDS = ("memory", "broadcast")
+KINDS = ("memory", "gpu memory", "broadcast")
 Open = Callable[..., Sides]
 
 
@@ -31,15 +33,22 @@ Open = Callable[..., Sides]
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Makes both sides of a channel with ``receivers`` receivers and buckets of 64 KiB."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(gpu_memory, "Cuda", FakeCuda)
     made: list[Sides] = []
 
-    def opened(kind: Any, receivers: int = 2, seconds: float = 20.0) -> Sides:
-        made.append(Sides(Channel(kind, receivers, seconds, bucket_bytes=1 << 16)))
+    def opened(kind: str, receivers: int = 2, seconds: float = 20.0) -> Sides:
+        made.append(Sides(channel_of(kind, receivers, seconds)))
         return made[-1]
 
     yield opened
     for sides in made:
         sides.end()
+
+
+def channel_of(kind: str, receivers: int, seconds: float) -> Channel:
+    on_gpus = kind.startswith("gpu ")
+    of_channel: Any = kind.removeprefix("gpu ")
+    return Channel(of_channel, receivers, seconds, on_gpus=on_gpus, bucket_bytes=1 << 16)
 
 
 @pytest.mark.parametrize("size", [16, 1_000, 1 << 16, 1 << 20])
@@ -201,8 +210,8 @@ def test_a_receiver_of_a_closed_channel_fails_at_once() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_process_without_the_key_gets_no_weights(kind: Any) -> None:
-    sender, stranger = Sender(Channel(kind, 1, 5.0)), Channel(kind, 1, 5.0)
+def test_a_process_without_the_key_gets_no_weights(kind: str) -> None:
+    sender, stranger = Sender(channel_of(kind, 1, 5.0)), channel_of(kind, 1, 5.0)
     with pytest.raises(AuthenticationError):
         Receiver(stranger, sender.address)
     sender.close()

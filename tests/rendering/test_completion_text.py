@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
+from alignment_core.artifacts.reference import Reference
 from alignment_core.data.completion_text import CompletionText
 from alignment_core.data.kinds.unpaired import Labelled
 from alignment_core.data.messages import assistant, user
 from alignment_core.data.template import Renderer
+from alignment_core.inference.decoding import Decoding
+from alignment_core.models.model_ref import Model
 from tests.rendering import expected
 from tests.rendering.families import Family
 from tests.rendering.installed import FAMILIES
@@ -46,3 +52,15 @@ def test_a_reward_model_reads_the_ids_that_the_policy_sampled(family: Family, re
     text = CompletionText(family.tokenizer, renderer.turn_end)(right.turns[0], "stop")
     (row,) = rows_of(Labelled(QUESTION, assistant(text), True), renderer, family)
     assert readable(family, row["prompt_ids"] + row["completion_ids"]) == readable(family, right.ids)
+
+
+def test_the_process_that_samples_decodes_as_the_stage_does(family: Family, renderer: Renderer, tmp_path: Path) -> None:
+    """It reads the tokenizer from the policy's folder."""
+    family.tokenizer.save_pretrained(tmp_path)
+    model = Model(tmp_path, Reference.parse(f"model@sha256:{'0' * 64}"))
+    whole = np.array(expected.last_turn(family, [*QUESTION, *assistant(ANSWERS[0])]).turns[0], np.int32)
+    for ids, reason in ((whole, "stop"), (whole[:-1], "length"), (whole[:0], "length")):
+        texts = Decoding(model, renderer.turn_end, keeps_special=True)(ids, reason)
+        for text, skips in ((texts.plain, True), (texts.special, False)):
+            assert text == CompletionText(family.tokenizer, renderer.turn_end, skips)(ids, reason)
+    assert Decoding(model, renderer.turn_end)(whole, "stop").special is None

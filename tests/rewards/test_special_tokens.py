@@ -5,6 +5,7 @@ The expected texts are the encoded ones, written out.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,13 +14,13 @@ import numpy as np
 import pytest
 
 from alignment_core.artifacts import Reference
-from alignment_core.data.completion_text import CompletionText, with_special_tokens
+from alignment_core.data.completion_text import CompletionText, Texts, with_special_tokens
 from alignment_core.data.template import Renderer
 from alignment_core.data.turn_end import TurnEnd
 from alignment_core.environments.environments import Environments
 from alignment_core.environments.episode import Episode
 from alignment_core.execution.base import StageContext
-from alignment_core.inference.completions import Completion
+from alignment_core.inference.completions import Completion, Completions
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.base import REFUSE_UNUSED
@@ -106,6 +107,24 @@ def test_rewards_get_special_tokens_only_if_configured(file: Path, tokenizer: An
     assert rewarded(tokenizer, [row], *configs) == [[1.0], [0.0], [1.0], [1.0]]
     (sampled,) = shard_rows([prompt()], 0, [completion(tokenizer, THOUGHT, end)], CompletionText(tokenizer), "policy")
     assert rewarded(tokenizer, [sampled | {"group": 0}], *configs) == [[1.0], [0.0], [1.0], [1.0]]
+
+
+def test_texts_that_were_decoded_where_they_were_sampled_are_not_decoded_again(file: Path, tokenizer: Any) -> None:
+    known = replace(completion(tokenizer, "never decoded"), texts=Texts("2", THOUGHT))
+    (sampled,) = Completions.of([known]).each()
+    rollout = Rollout.of(_appended(sampled), CompletionText(tokenizer), "policy")
+    assert rollout.completion_text == "2"
+    configs: list[dict[str, Any]] = [
+        {"verifier": f"{file}:thinks"},
+        {"verifier": f"{file}:thinks", "skip_special_tokens": False},
+    ]
+    assert rewarded(tokenizer, [rollout.row()], *configs) == [[0.0], [1.0]]
+
+
+def _appended(completion: Completion) -> Episode:
+    result = Episode(0, 0, 0, prompt(), most_tokens=1000)
+    result.append_turn(completion)
+    return result
 
 
 @pytest.mark.parametrize("stop", ["<over>", "</think>"], ids=["an added token", "a special token"])

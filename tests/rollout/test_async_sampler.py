@@ -161,7 +161,9 @@ def test_an_engine_has_its_next_call_before_the_result_of_the_last_one_is_read()
 
     engines = SimpleNamespace(size=1, timeout=20, start=start)
     prompts = SimpleNamespace(generation=None)
-    sampling: Any = SimpleNamespace(engines=engines, environments=None, schedule=prompts, stop_ids=[], check=None)
+    sampling: Any = SimpleNamespace(
+        engines=engines, environments=None, schedule=prompts, stop_ids=[], decoding=None, check=None
+    )
     sampler = AsyncSampler(
         sampling, list, prompts_per_step=1, steps=1, max_staleness=1, partial_rollouts=True, max_num_seqs=1
     )

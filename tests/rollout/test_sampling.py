@@ -47,7 +47,7 @@ def test_every_engine_has_work_as_far_as_there_are_prompts(
     generation = GenerationConfig(num_generations=SAMPLES, shard_size=shard_size, max_completion_length=4)
     spreading = Engines(engines)
     draws = PromptSchedule(rows, generation, seed=0)
-    sampling = Sampling(spreading, None, draws, SimpleNamespace(), (0,), "model", threading.Event())  # type: ignore[arg-type]
+    sampling = Sampling(spreading, None, draws, SimpleNamespace(), (0,), None, "model", threading.Event())  # type: ignore[arg-type]
     monkeypatch.setattr("alignment_core.environments.episode.Episode.append_turn", lambda *_: None)
     monkeypatch.setattr(Sampling, "rollouts", lambda _, episodes: episodes)
     sampling.complete(range(prompts), version=0)

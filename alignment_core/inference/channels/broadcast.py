@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from alignment_core.errors import PeerFailed, first_line
 from alignment_core.inference.channels.control import OPEN_SECONDS, Peers
+from alignment_core.inference.channels.transport import Transport
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,19 +20,26 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.001
 
 
-class Broadcast:
-    """Buffers of this process; the sender is rank 0."""
+class Broadcast(Transport):
+    """Buffers of this process; the sender is rank 0. Those of a GPU are there during an update alone."""
 
     def __init__(self, peers: Peers, is_sender: bool, size: int, count: int, host: str, on_gpus: bool) -> None:
-        import torch
-
         self._peers = peers
+        self._size = size
+        self._count = count
+        self._on_gpus = on_gpus
         store, rank, world = self._store(host) if is_sender else self._joined_store(host)
         own = host if is_sender else _own_host(peers)
         self._group = _process_group(store, rank, world, peers.seconds, None if on_gpus else own)
         self._works: list[Any] = []
-        device = "cuda" if on_gpus else "cpu"
-        self.buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(count)]
+        self.buffers = []
+
+    def begin(self) -> None:
+        import torch
+
+        device = "cuda" if self._on_gpus else "cpu"
+        while len(self.buffers) < self._count:
+            self.buffers.append(torch.empty(self._size, dtype=torch.uint8, device=device))
 
     def _store(self, host: str) -> tuple[Any, int, int]:
         """The store by which the ranks find each other, rank 0, and the number of ranks; the receivers get theirs."""
@@ -74,6 +82,13 @@ class Broadcast:
             except RuntimeError as error:
                 self._peers.raise_reason()
                 raise PeerFailed(f"the broadcast of weights failed: {first_line(error)}") from error
+
+    def end(self) -> None:
+        import torch
+
+        if self._on_gpus:
+            self.buffers = []
+            torch.cuda.empty_cache()
 
     def close(self) -> None:
         """Leave the process group, which ends the broadcasts of the other ranks."""

@@ -8,23 +8,27 @@ that has it, and not again in later updates until it changes.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from alignment_core.inference.channels.broadcast import Broadcast
 from alignment_core.inference.channels.buckets import BUCKET_BYTES, Assembler, Layout, Slice, fill_buckets
 from alignment_core.inference.channels.control import Address, Listener, Peers, connect
+from alignment_core.inference.channels.gpu_memory import GpuMemory
 from alignment_core.inference.channels.memory import SharedMemory
+from alignment_core.inference.channels.transport import Transport
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 BUFFERS = 2
 """One is filled while the other is read."""
-GPU_BUCKET_BYTES = 256 << 20
-"""Size of a bucket in the memory of a GPU."""
+GPU_BUCKET_BYTES = 1 << 30
+"""Size of a bucket in the memory of a GPU that has room for it."""
+OF_FREE = 4
+"""All buffers together take a part of a GPU's free memory: one by this."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,8 @@ class Channel:
     host: str = "127.0.0.1"
     """Address of the sender's node for the engines' nodes."""
     on_gpus: bool = False
-    """Whether buckets are broadcast between GPUs, of which trainers and engines have their own."""
+    """Whether buckets are in the memory of GPUs: of trainers and engines that have their own, between which they are broadcast,
+    or of the sender's, which engines on the same one map."""
     bucket_bytes: int = 0
     """Size of a bucket; 0: the default of the device."""
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
@@ -51,23 +56,22 @@ class Channel:
         return self.bucket_bytes or (GPU_BUCKET_BYTES if self.on_gpus else BUCKET_BYTES)
 
 
-class Transport(Protocol):
-    """The way of the bytes, which differs between the kinds of channels."""
+def gpu_bucket_bytes(free: Sequence[int]) -> int:
+    """Size of a bucket on GPUs with so many bytes of free memory each: at most a GiB, and at least that of a CPU."""
+    fits = min(free) // (OF_FREE * BUFFERS)
+    return max(BUCKET_BYTES, min(GPU_BUCKET_BYTES, fits >> 20 << 20))
 
-    buffers: list[Tensor]
-    """[bucket_bytes] uint8, each."""
 
-    def start(self, buffer: Tensor) -> None:
-        """Begin to transfer a filled buffer, or to receive into it."""
+def free_gpu_memory() -> int:
+    """Bytes of this process's GPU that no process uses."""
+    import torch
 
-    def finish(self) -> None:
-        """Wait until the transfers that have begun are over."""
-
-    def close(self) -> None:
-        """Free the memory."""
+    return torch.cuda.mem_get_info()[0]
 
 
 def _transport(channel: Channel, peers: Peers, is_sender: bool) -> Transport:
+    if channel.kind == "memory" and channel.on_gpus:
+        return GpuMemory(peers, is_sender, channel.size, BUFFERS)
     if channel.kind == "memory":
         return SharedMemory(peers, is_sender, channel.size, BUFFERS)
     return Broadcast(peers, is_sender, channel.size, BUFFERS, channel.host, channel.on_gpus)
@@ -97,7 +101,10 @@ class Sender:
                 self._peers = Peers(self._listener.connections(), "an engine", self.channel.seconds)
             if self._transport is None:
                 self._transport = _transport(self.channel, self._peers, is_sender=True)
+            self._transport.begin()
             self._send(weights, self._peers, self._transport)
+            self._transport.end()
+            self._peers.send(None)
         except BaseException as error:
             if self._peers is not None:
                 self._peers.fail(error)
@@ -119,6 +126,7 @@ class Sender:
         for layout, buffer in fill_buckets(weights, next_buffer):
             is_known = number < len(self._layouts) and self._layouts[number] == layout
             self._layouts[number : number + 1] = [layout]
+            transport.written(buffer)
             peers.send({"number": number, "size": len(buffer), "layout": None if is_known else layout})
             transport.start(buffer)
             number += 1
@@ -127,7 +135,6 @@ class Sender:
         transport.finish()
         for _ in range(unread + 1):  # and that they have loaded all
             peers.receive()
-        peers.send(None)
 
     def close(self) -> None:
         """Close the channel, which receivers notice at their next wait."""
@@ -155,10 +162,12 @@ class Receiver:
         try:
             if self._transport is None:
                 self._transport = _transport(self.channel, self._peers, is_sender=False)
+            self._transport.begin()
             weights = self._weights(self._transport)
             yield weights
             for _ in weights:
                 pass  # those that were not asked for
+            self._transport.end()
             self._peers.send(None)
             self._peers.receive()  # all other receivers have loaded them, too
         except BaseException as error:
@@ -177,6 +186,7 @@ class Receiver:
             transport.start(buffer)
             transport.finish()
             complete = list(assembler.add(self._layouts[number], buffer))
+            transport.read()
             self._peers.send(None)  # the buffer may be filled again
             yield from complete
 

@@ -7,12 +7,13 @@ from mmap import mmap
 from typing import TYPE_CHECKING
 
 from alignment_core.inference.channels.control import Peers
+from alignment_core.inference.channels.transport import Transport
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class SharedMemory:
+class SharedMemory(Transport):
     """Buffers in memory that receivers open through the sender's entry in /proc."""
 
     def __init__(self, peers: Peers, is_sender: bool, size: int, count: int) -> None:
@@ -29,12 +30,6 @@ class SharedMemory:
         whole = torch.frombuffer(mmap(descriptor, size * count), dtype=torch.uint8)
         os.close(descriptor)
         self.buffers: list[Tensor] = list(whole.split(size))
-
-    def start(self, buffer: Tensor) -> None:
-        """Does nothing: what is written is there."""
-
-    def finish(self) -> None:
-        """Does nothing."""
 
     def close(self) -> None:
         """Free the memory, once no tensor refers to it."""

@@ -203,9 +203,10 @@ class ResourcesConfig(Config):
     merged weights, as always with DoRA and `modules_to_save`, which vLLM does not support."""
     weight_transfer: Literal["auto", "memory", "broadcast", "ray"] = unkeyed("auto")
     """How engines get all weights of the policy in reinforcement learning. `memory`: through shared memory of one node, the
-    fastest; `broadcast`: by a collective of torch, over any nodes (NCCL if trainers and engines have GPUs of their own,
-    otherwise gloo); `ray`: as Ray objects, the slowest. `auto`: `memory` if all engines are on the node of the first trainer,
-    and else `broadcast`. Adapters (`max_lora_rank`) are small and always go as Ray objects. The results are the same."""
+    fastest, or the memory of a GPU that the first trainer and an engine share; `broadcast`: by a collective of torch, over any
+    nodes (NCCL if trainers and engines have GPUs of their own, otherwise gloo); `ray`: as Ray objects, the slowest. `auto`:
+    `memory` if all engines are on the node of the first trainer, and else `broadcast`. Adapters (`max_lora_rank`) are small and
+    always go as Ray objects. The results are the same."""
     parity_check: Literal["first", "always", "never"] = "first"
     """When to check, after a weight update of an engine, that its log-probabilities of a few tokens match those of
     `transformers`. Each check loads a second copy of the model: onto the GPU of one engine if it has room, otherwise into

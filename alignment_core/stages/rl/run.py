@@ -16,6 +16,7 @@ from alignment_core.errors import DataError, UserError
 from alignment_core.execution.base import StageContext
 from alignment_core.execution.metric_window import movement
 from alignment_core.execution.stopwatch import Stopwatch
+from alignment_core.inference.decoding import Decoding
 from alignment_core.inference.engine import EngineRequest
 from alignment_core.models.model_ref import Model
 from alignment_core.recipes.sections.rl import REWARDS_FIELD, RlConfig
@@ -83,7 +84,9 @@ def run_section(context: StageContext, section: RlConfig, shows: Container[str])
     ):
         name = str(policy.reference) + (f" in {bits} bits" if (bits := section.training.base_bits) else "")
         text = CompletionText(tokenizer, turn_end)
-        sampling = Sampling(engines, environments, schedule, text, turn_end.stop_ids, name, context.stopping)
+        special = not all(reward.skip_special_tokens for reward in section.rewards)
+        decoding = None if environments else Decoding(policy, turn_end, special)
+        sampling = Sampling(engines, environments, schedule, text, turn_end.stop_ids, decoding, name, context.stopping)
         ends = [sources.stop, *([environments.close] if environments else [])]
         with closing(_sampler(context, section, sampling, rewards)) as sampler, _ended_when(context.stopping, *ends):
             rests = trainers.device.trainers_rest(context.resources, section.execution.max_staleness)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Literal
 
 from alignment_core.cluster.actor import call
@@ -11,7 +12,7 @@ from alignment_core.cluster.ray_cluster import is_private, node_address
 from alignment_core.environments.episode import version_of
 from alignment_core.errors import UserError
 from alignment_core.execution.base import StageContext
-from alignment_core.inference.channels.channel import Channel
+from alignment_core.inference.channels.channel import Channel, free_gpu_memory, gpu_bucket_bytes
 from alignment_core.inference.channels.ray_objects import RaySender
 from alignment_core.inference.engine import Engine
 from alignment_core.recipes.sections.rl import RlConfig
@@ -98,17 +99,25 @@ class WeightSync:
             sender = RaySender(self.engines.actors, Engine.load_bucket.__name__, resources.wait_timeout_seconds)
             trainers.all(PolicyTrainer.open_channel, sender)
             return kind
+        device = self.context.machines.actors.device
+        on_gpus = device.engines_apart(resources) if kind == "broadcast" else device.kind == "cuda"
         channel = Channel(
             kind,
             receivers=len(nodes),
             seconds=resources.wait_timeout_seconds,
             host="127.0.0.1" if kind == "memory" or is_private() else trainers.run_on([0], node_address)[0],
-            on_gpus=kind == "broadcast" and self.context.machines.actors.device.engines_apart(resources),
+            on_gpus=on_gpus,
+            bucket_bytes=self._gpu_bucket_bytes() if on_gpus else 0,
         )
         address = trainers.all(PolicyTrainer.open_channel, channel)[0]
         assert address is not None, "rank 0 listens"
         self.engines.all(Engine.open_channel, channel, address)
         return kind
+
+    def _gpu_bucket_bytes(self) -> int:
+        """Size of a bucket that rank 0's GPU and those of the engines have room for."""
+        of_engines = self.engines.all(Engine.free_memory)
+        return gpu_bucket_bytes([*self.ranks.policy.run_on([0], free_gpu_memory), *chain.from_iterable(of_engines)])
 
     def _kind(self, nodes: Sequence[str]) -> Kind:
         """The recipe's kind; by default ``memory`` if all engines, on these ``nodes``, are on that of rank 0, and else
