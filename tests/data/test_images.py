@@ -235,7 +235,10 @@ def test_images_of_datasets_in_parquet_are_read_from_their_bytes(
             "completion": datasets.Value("string"),
         }
     )
-    rows = [{"prompt": "Which?", "images": [str(images[name])], "completion": name} for name in ("red", "blue")]
+    rows = [
+        {"prompt": "Which?", "images": [{"bytes": images[name].read_bytes(), "path": "gone.png"}], "completion": name}
+        for name in ("red", "blue")
+    ]
     path = tmp_path / "rows.parquet"
     datasets.Dataset.from_list(rows, features=features).to_parquet(path)
     assert set(pq.read_table(path).column("images")[0].as_py()[0]) == {"bytes", "path"}
