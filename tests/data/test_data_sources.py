@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from alignment_core.data import files, kinds
-from alignment_core.data.origins import LocatedRow
 from alignment_core.data.fields import ArrowRow
+from alignment_core.data.origins import LocatedRow
 from alignment_core.data.pin import PinnedSource, pin
 from alignment_core.data.sample_rows import sample_rows
 from alignment_core.errors import DataError, UserError
