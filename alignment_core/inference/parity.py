@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from alignment_core.inference.completions import Completion
+from alignment_core.models.images import ImageProcessor
 from alignment_core.models.model_ref import Model
 
 
@@ -17,12 +21,15 @@ def mean_difference(
     dtype: str,
     max_length: int,
     own_gpu: bool,
+    images: Sequence[Sequence[str]] = (),
+    never_sampled: Collection[int] = (),
 ) -> float:
     """Mean absolute difference, in nats, between the log-probabilities of completions and those that ``model`` gives their
     tokens. The largest one would be that of rounding: in bf16 a logit between 16 and 32 is a multiple of 1/8.
 
     This takes a second copy of the model: on the engine's GPU if that is its ``own_gpu`` and has room, otherwise in the CPU's
-    memory. ``dtype`` is the float type in which the engine computes, ``max_length`` its longest sequence.
+    memory. ``dtype`` is the float type in which the engine computes, ``max_length`` its longest sequence. ``images`` are the
+    paths of each prompt's images, if any prompt has some; the engine gives tokens that are ``never_sampled`` no probability.
     """
     import torch
 
@@ -34,12 +41,25 @@ def mean_difference(
     size = sum(parameter.nbytes for parameter in reference.parameters())
     if own_gpu and 2 * size < torch.cuda.mem_get_info()[0]:
         reference = reference.to("cuda")
+    processor = ImageProcessor.of(model.path, model.trust_remote_code) if any(images) else None
     differences = []
-    for prompt, completion in zip(prompts, completions, strict=True):
+    for prompt, completion, files in zip(prompts, completions, images or [()] * len(prompts), strict=True):
         # One sequence at a time and without a cache: this is the plain computation that the engine is compared with.
         ids = torch.tensor([[*prompt, *completion.token_ids.tolist()]], device=reference.device)
+        more = _of_images(reference, processor, ids, files) if processor is not None and files else {}
         with torch.no_grad():
-            logits = reference(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+            logits = reference(input_ids=ids, use_cache=False, **more).logits[0, len(prompt) - 1 : -1]
+        logits[:, list(never_sampled)] = float("-inf")
         expected = token_logps(logits, ids[0, len(prompt) :]).cpu().numpy()
         differences.append(np.abs(expected - completion.logps))
     return float(np.concatenate(differences).mean())
+
+
+def _of_images(model: Any, processor: ImageProcessor, ids: Any, images: Sequence[str]) -> dict[str, Any]:
+    """What the forward pass of ``transformers`` takes for the images of a sequence of ids [1, T]."""
+    tensors = {
+        name: tensor.to(ids.device) for name, tensor in processor.tensors([Path(file) for file in images]).items()
+    }
+    if "mm_token_type_ids" in inspect.signature(model.forward).parameters:
+        tensors["mm_token_type_ids"] = (ids == processor.image_token_id).int()
+    return tensors
