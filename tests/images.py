@@ -32,16 +32,22 @@ VOCABULARY = 272
 
 
 def write_images(folder: Path) -> dict[str, Path]:
-    """PNG files of one colour each, and ``wide``, which is twice as wide and has two colours."""
+    """PNG files of one colour each; ``wide``, which is twice as wide and has two colours, and ``large``, which is also twice as
+    high and has all colours."""
     from PIL import Image
 
     folder.mkdir(parents=True, exist_ok=True)
-    paths = {name: folder / f"{name}.png" for name in (*COLOURS, "wide")}
+    paths = {name: folder / f"{name}.png" for name in (*COLOURS, "wide", "large")}
     for name, colour in COLOURS.items():
         Image.new("RGB", (SIDE, SIDE), colour).save(paths[name])
     wide = Image.new("RGB", (2 * SIDE, SIDE), COLOURS["red"])
     wide.paste(COLOURS["blue"], (0, 0, SIDE // 2, SIDE))
     wide.save(paths["wide"])
+    large = Image.new("RGB", (2 * SIDE, 2 * SIDE))
+    for number, colour in enumerate(COLOURS.values()):
+        x, y = SIDE * (number % 2), SIDE * (number // 2)
+        large.paste(colour, (x, y, x + SIDE, y + SIDE))
+    large.save(paths["large"])
     return paths
 
 

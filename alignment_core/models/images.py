@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 SETTINGS = ("processor_config.json", "preprocessor_config.json")
 """Files that name the kind of an image processor."""
 
+BLANK = 56
+"""Pixels of the side of a blank image."""
+
 
 class ImageProcessor:
     """A ``transformers`` processor without its parts for videos and sounds, which need packages that images do not."""
@@ -65,7 +68,16 @@ class ImageProcessor:
     def tensors(self, images: Sequence[Path]) -> dict[str, Tensor]:
         """What the model's forward pass takes for these images, one after the other: ``pixel_values`` and, by kind of model,
         ``image_grid_thw``, ``image_sizes``, …"""
-        return dict(self._processor.image_processor(images=_opened(images), return_tensors="pt"))
+        return self._of(_opened(images))
+
+    def blank(self) -> dict[str, Tensor]:
+        """The tensors of a black image."""
+        from PIL import Image
+
+        return self._of([Image.new("RGB", (BLANK, BLANK))])
+
+    def _of(self, images: Sequence[Any]) -> dict[str, Tensor]:
+        return dict(self._processor.image_processor(images=images, return_tensors="pt"))
 
 
 def _opened(images: Sequence[Path]) -> list[Any]:

@@ -59,6 +59,8 @@ class FrozenModel:
             dtype=dtype,
             sequence_group=self.sequence_group,
             flash=flash,
+            processor=model.image_processor(),
+            blank_images=self.is_sharded,
         )
         self.packed.eval().requires_grad_(False)
         self._engine = None
