@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Collection, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from alignment_core.inference.completions import Completion
-from alignment_core.models.images import ImageProcessor
 from alignment_core.models.model_ref import Model
 
 
@@ -34,6 +30,7 @@ def mean_difference(
     import torch
 
     from alignment_core.losses.logprobs import token_logps
+    from alignment_core.models.image_text import ImageInputs
     from alignment_core.models.rope import RopeLengths
 
     reference = model.load("lm", torch.float32 if dtype == "float32" else torch.bfloat16).eval()
@@ -41,25 +38,16 @@ def mean_difference(
     size = sum(parameter.nbytes for parameter in reference.parameters())
     if own_gpu and 2 * size < torch.cuda.mem_get_info()[0]:
         reference = reference.to("cuda")
-    processor = ImageProcessor.of(model.path, model.trust_remote_code) if any(images) else None
+    processor = model.image_processor() if any(images) else None
+    image_inputs = ImageInputs(reference, processor) if processor is not None else None
     differences = []
     for prompt, completion, files in zip(prompts, completions, images or [()] * len(prompts), strict=True):
         # One sequence at a time and without a cache: this is the plain computation that the engine is compared with.
         ids = torch.tensor([[*prompt, *completion.token_ids.tolist()]], device=reference.device)
-        more = _of_images(reference, processor, ids, files) if processor is not None and files else {}
+        more = image_inputs.options(tuple(files), ids) if image_inputs is not None else {}
         with torch.no_grad():
             logits = reference(input_ids=ids, use_cache=False, **more).logits[0, len(prompt) - 1 : -1]
         logits[:, list(never_sampled)] = float("-inf")
         expected = token_logps(logits, ids[0, len(prompt) :]).cpu().numpy()
         differences.append(np.abs(expected - completion.logps))
     return float(np.concatenate(differences).mean())
-
-
-def _of_images(model: Any, processor: ImageProcessor, ids: Any, images: Sequence[str]) -> dict[str, Any]:
-    """What the forward pass of ``transformers`` takes for the images of a sequence of ids [1, T]."""
-    tensors = {
-        name: tensor.to(ids.device) for name, tensor in processor.tensors([Path(file) for file in images]).items()
-    }
-    if "mm_token_type_ids" in inspect.signature(model.forward).parameters:
-        tensors["mm_token_type_ids"] = (ids == processor.image_token_id).int()
-    return tensors
