@@ -118,24 +118,44 @@ def why_no_rewards(shape: dict[str, Any], trust_remote_code: bool) -> str | None
 @functools.cache
 def lacks_score(classifier: str, model_type: str) -> bool:
     """Whether a class of ``transformers`` certainly has no head of the name ``score``, from its source."""
-    spec = importlib.util.find_spec("transformers")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        module = model_type.replace("-", "_")
-        file = Path(folder) / "models" / module / f"modeling_{module}.py"
-        for node in parse(file.read_text()).body if file.is_file() else ():
-            if isinstance(node, ast.ClassDef) and node.name == classifier:
-                source = ast.unparse(node)
-                return not any(part in source for part in ("GenericForSequenceClassification", "self.score ="))
+    for node in _source(model_type):
+        if isinstance(node, ast.ClassDef) and node.name == classifier:
+            source = ast.unparse(node)
+            return not any(part in source for part in ("GenericForSequenceClassification", "self.score ="))
     return False
 
 
 def is_loaded_without_images(shape: dict[str, Any]) -> bool:
-    """Whether ``transformers`` loads a multimodal model's part for text alone as a language model, as with Qwen3.5."""
+    """Whether a multimodal model's part for text alone is loaded as a language model, as with Mllama: see
+    :func:`alignment_core.models.image_text.image_text_class`."""
     if not is_multimodal(shape):
         return False
     whole = [name for name in shape.get("architectures") or [] if name.endswith("ForConditionalGeneration")]
     language_model = language_models().get(shape.get("model_type", ""))
-    return bool(whole) and language_model not in (None, *whole)
+    if not whole or language_model in (None, *whole):
+        return False
+    return not shape.get("vision_config") or not _defines(whole[0], str(shape["model_type"]), "get_image_features")
+
+
+@functools.cache
+def _defines(name: str, model_type: str, method: str) -> bool:
+    """Whether a class of ``transformers`` certainly has this method, from its source."""
+    return any(
+        isinstance(part, ast.FunctionDef) and part.name == method
+        for node in _source(model_type)
+        if isinstance(node, ast.ClassDef) and node.name == name
+        for part in node.body
+    )
+
+
+def _source(model_type: str) -> Iterator[ast.stmt]:
+    """The classes and functions of a kind of model in ``transformers``."""
+    spec = importlib.util.find_spec("transformers")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        module = model_type.replace("-", "_")
+        file = Path(folder) / "models" / module / f"modeling_{module}.py"
+        if file.is_file():
+            yield from parse(file.read_text()).body
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from alignment_core.cluster.actor import call
 from alignment_core.errors import Stopped
 from alignment_core.execution.base import StageContext
 from alignment_core.files import write_whole
-from alignment_core.models.microbatch import Pair, distinct
+from alignment_core.models.microbatch import Images, Pair, distinct
 from alignment_core.models.model_ref import Model
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class ForwardPasses:
                 write_whole(files[number], partial(np.save, arr=values[number]))
                 _check(over)
                 context.report(len(values), len(blocks), "blocks")
-            scored = sum(len(ids) for _, block in left for pair in block for ids in pair)
+            scored = sum(len(ids) for _, block in left for pair in block for ids in pair if not isinstance(ids, Images))
             for part, value in (("score_seconds", time.monotonic() - started), ("score_tokens", scored)):
                 context.cost[part] = round(context.cost.get(part, 0.0) + value, 3)
         return np.concatenate([values[number] for number in range(len(blocks))])[places]
@@ -112,5 +112,8 @@ def _digest(settings: str, block: Sequence[Pair]) -> str:
     digest = hashlib.sha256(settings.encode())
     for ids in (ids for pair in block for ids in pair):
         digest.update(len(ids).to_bytes(8, "little"))
-        digest.update(np.asarray(ids, np.int32).tobytes())
+        if isinstance(ids, Images):  # their names are digests
+            digest.update("\n".join(image.name for image in ids).encode())
+        else:
+            digest.update(np.asarray(ids, np.int32).tobytes())
     return digest.hexdigest()[:32]

@@ -168,14 +168,18 @@ def _known(suffixes: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _targets(model: nn.Module, head: nn.Module, config: LoraConfig, whole: Sequence[str]) -> list[str]:
-    """Full names of the layers that get an adapter; modules that are trained ``whole`` get none."""
+    """Full names of the layers that get an adapter: neither those of modules that are trained ``whole``, nor those that read
+    images."""
     from torch import nn
+
+    from alignment_core.models.image_text import of_language_model
 
     linear = [
         name
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) and module is not head and not _is_below(name, whole)
     ]
+    linear = of_language_model(model, linear)
     kinds = sorted({name.rpartition(".")[2] for name in linear})
     wanted = kinds if config.target_modules == "all-linear" else config.target_modules
     matches = _by_suffix(wanted, linear)

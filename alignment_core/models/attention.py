@@ -25,6 +25,7 @@ from transformers.masking_utils import AttentionMaskInterface, causal_mask_funct
 from alignment_core.errors import UserError
 from alignment_core.memory import out_of_memory
 from alignment_core.models import flex_trees
+from alignment_core.models.image_text import of_axes
 from alignment_core.models.layer_kinds import first_layers
 from alignment_core.models.prefix_tree import TreeNode, lay_out
 from alignment_core.models.sequence import FIELD, key_repeats
@@ -431,7 +432,7 @@ def _states(model: Any, head: Head, sequences: Sequence[np.ndarray], share_prefi
     with over_trees(probing=True) if share_prefixes else nullcontext():
         output = (model if head == "lm" else model.base_model)(
             input_ids=torch.from_numpy(ids)[None].to(model.device),
-            position_ids=torch.from_numpy(positions)[None].to(model.device),
+            position_ids=of_axes(model, torch.from_numpy(positions)[None].to(model.device)),
             use_cache=False,
             **more,
         )

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 
 from alignment_core.errors import UserError
+from alignment_core.models.image_text import image_text_class, with_score_head
 from alignment_core.models.saving import check_loadable, checkpoint_dtype, is_multimodal, read_json
 
 log = logging.getLogger(__name__)
@@ -39,9 +40,7 @@ def load_model(
     ``score``, for pickled weights, for other missing weights, which `transformers` would initialise with only a warning, and
     for parts of a head of scores and scales that it would leave out.
     """
-    import transformers
-
-    kind = transformers.AutoModelForCausalLM if head == "lm" else transformers.AutoModelForSequenceClassification
+    kind = _class_of(Path(path), head)
     options: dict[str, Any] = {} if head == "lm" else {"num_labels": 1}
     model, info = kind.from_pretrained(
         check_loadable(Path(path)),
@@ -84,9 +83,23 @@ def load_model(
     return model
 
 
+def _class_of(folder: Path, head: Head) -> Any:
+    """The class of ``transformers`` that loads the model of a folder with this head, an image-text model as a whole."""
+    import transformers
+
+    images = image_text_class(read_json(folder / "config.json"))
+    if images is None:
+        return transformers.AutoModelForCausalLM if head == "lm" else transformers.AutoModelForSequenceClassification
+    if head == "lm":
+        return images
+    if images.config_class in transformers.AutoModelForSequenceClassification._model_mapping:
+        return transformers.AutoModelForSequenceClassification
+    return with_score_head(images)
+
+
 def is_text_part(model: Any, folder: Path) -> bool:
     """Whether ``model`` is only the part for text of the multimodal one in ``folder``: for some kinds of models, such as
-    Qwen3.5, ``AutoModelForCausalLM`` loads no more."""
+    Mllama, ``AutoModelForCausalLM`` loads no more."""
     return is_multimodal(read_json(folder / "config.json")) and not is_multimodal(model.config.to_dict())
 
 

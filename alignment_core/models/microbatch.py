@@ -12,7 +12,8 @@ import heapq
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,8 +25,17 @@ if TYPE_CHECKING:
 
 Tokens = Seq[int] | np.ndarray
 """Ids, [T]."""
-Pair = tuple[Tokens, ...]
-"""Token ids of a prompt and of a completion; and of what follows these in their sequence, if anything does."""
+
+
+class Images(tuple[Path, ...]):
+    """Files of the images of a sequence, in the order of their tokens."""
+
+    __slots__ = ()
+
+
+Pair = tuple[Any, ...]
+"""Token ids of a prompt and of a completion; and of what follows these in their sequence, if anything does. Last their images,
+if they have any."""
 LEAST_COMPUTED = 0.85
 """Rows that share less than 15 % of their tokens are packed one by one, because small pieces fill packs better."""
 LINE_TOKENS = 128
@@ -35,10 +45,14 @@ longer sequence makes all lines of its pack as long."""
 
 def distinct(pairs: Seq[Pair]) -> tuple[list[Pair], list[int]]:
     """The distinct pairs in the order of their first places, and for each of ``pairs`` its index among them."""
-    keys = [tuple(np.asarray(ids, np.int32).tobytes() for ids in pair) for pair in pairs]
+    keys = [tuple(map(_key, pair)) for pair in pairs]
     by_key = dict(zip(keys, pairs, strict=True))
     indices = {key: index for index, key in enumerate(by_key)}
     return list(by_key.values()), [indices[key] for key in keys]
+
+
+def _key(part: Tokens | Images) -> bytes | Images:
+    return part if isinstance(part, Images) else np.asarray(part, np.int32).tobytes()
 
 
 @dataclass(frozen=True)
@@ -51,6 +65,8 @@ class TokenSequence:
     """Token ids [targets, C] whose log-probabilities at the place of each target a loss needs, beside the target's own."""
     candidate_values: np.ndarray | None = None
     """Values [targets, C] to compare them with, such as log-probabilities under another model."""
+    images: tuple[str, ...] = ()
+    """Paths of its images, in the order of their tokens."""
 
     @classmethod
     def of_prompt_and_completion(cls, prompt: Tokens, completion: Tokens) -> TokenSequence:
@@ -103,6 +119,8 @@ class MicroBatch:
     """Candidate tokens of each target, if the rows have any."""
     nodes: tuple[TreeNode, ...] | None = None
     """The prefix trees of the line; None for a layout without shared tokens."""
+    images: tuple[str, ...] = ()
+    """Paths of the images of its sequences, in the order of their tokens in the lines."""
 
     @property
     def sequences(self) -> int:
@@ -207,6 +225,7 @@ def pack(rows: Seq[Row], device: str = "cpu", share_prefixes: bool = True, apart
     import torch
 
     sequences = [sequence for row in rows for sequence in row.sequences]
+    assert not (share_prefixes and any(sequence.images for sequence in sequences)), "equal ids may be different images"
     ids = [sequence.ids for sequence in sequences] or [np.zeros(1, np.int64)]
     layout = lay_out(ids, apart) if share_prefixes else _lines(sequences)
     width = layout.width or len(layout.ids)
@@ -224,6 +243,7 @@ def pack(rows: Seq[Row], device: str = "cpu", share_prefixes: bool = True, apart
         return torch.from_numpy(joined.astype(np.int64)).to(device)
 
     candidates = [sequence.candidates for sequence in sequences if sequence.candidates is not None]
+    in_order = sorted(zip(layout.places, sequences, strict=False), key=lambda pair: int(pair[0][0]))
     return MicroBatch(
         rows=tuple(rows),
         input_ids=tensor([layout.ids]).view(-1, width),
@@ -235,6 +255,7 @@ def pack(rows: Seq[Row], device: str = "cpu", share_prefixes: bool = True, apart
         last_S=tensor([places[-1:] for places in layout.places[: len(sequences)]]),
         candidates_KC=tensor(candidates) if candidates else None,
         nodes=layout.nodes if share_prefixes else None,
+        images=tuple(image for _, sequence in in_order for image in sequence.images),
     )
 
 

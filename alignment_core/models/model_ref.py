@@ -15,6 +15,7 @@ from alignment_core.models.saving import checkpoint_dtype, read_json
 if TYPE_CHECKING:
     import torch
 
+    from alignment_core.models.images import ImageProcessor
     from alignment_core.models.loading import Head
     from alignment_core.models.quantization import Bits
 
@@ -44,6 +45,12 @@ class Model:
     def tokenizer(self) -> Any:
         """Its tokenizer, as ``transformers`` loads it."""
         return load_tokenizer(self.path, self.trust_remote_code)
+
+    def image_processor(self) -> ImageProcessor | None:
+        """Its processor of images; None if it reads none."""
+        from alignment_core.models.images import ImageProcessor
+
+        return ImageProcessor.of(self.path, self.trust_remote_code)
 
     def load(self, head: Head, dtype: torch.dtype, head_seed: int | None = None, as_stored: bool = False) -> Any:
         """Its weights, see :func:`~alignment_core.models.loading.load_model`."""

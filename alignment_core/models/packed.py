@@ -18,11 +18,13 @@ from alignment_core.errors import UserError
 from alignment_core.losses.logprobs import candidate_logps, entropy, token_logps, top_logps
 from alignment_core.models.attention import keeps_apart, over_trees, use_trees
 from alignment_core.models.flash_attention import bounds, use_flash_attention
+from alignment_core.models.image_text import ImageInputs, has_axes, of_axes, reads_images
 from alignment_core.models.rope import RopeLengths, sequence_lengths
 from alignment_core.models.sequence import FIELD, SequenceGroup, Slice
 from alignment_core.models.vocabulary_head import VocabularyHead
 
 if TYPE_CHECKING:
+    from alignment_core.models.images import ImageProcessor
     from alignment_core.models.loading import Head
     from alignment_core.models.microbatch import MicroBatch
     from alignment_core.models.prefix_tree import TreeNode
@@ -51,6 +53,8 @@ class PackedModel(nn.Module):
         dtype: torch.dtype | None = None,
         flash: bool = False,
         sequence_group: SequenceGroup | None = None,
+        processor: ImageProcessor | None = None,
+        blank_images: bool = False,
     ) -> None:
         """``with_entropy``, of a language model: the forward gives [2, K], log-probabilities and entropies in nats.
 
@@ -62,6 +66,9 @@ class PackedModel(nn.Module):
 
         The ranks of a ``sequence_group`` call it at once, on the same micro-batch, and get the same output. Raises UserError
         for a model that they cannot compute together.
+
+        An image-text model shares no prefixes, and computes rows with images with its ``processor``; with ``blank_images`` also
+        a blank image for a micro-batch without any, because other ranks wait for its vision tower, or for its gradient.
         """
         super().__init__()
         self.model = model
@@ -79,18 +86,25 @@ class PackedModel(nn.Module):
         one_length = not self.rope.needed or context is not None
         self.sequence_group = sequence_group or SequenceGroup()
         ranks = self.sequence_group.size
+        with_images = reads_images(model)
+        self.images = ImageInputs(model, processor) if processor is not None and with_images else None
+        self.blank_images = blank_images and self.images is not None
         self.shares_prefixes = (
-            share_prefixes and one_length and use_trees(model, head, device, dtype or model.dtype, dropout, ranks)
+            share_prefixes
+            and one_length
+            and not with_images
+            and use_trees(model, head, device, dtype or model.dtype, dropout, ranks)
         )
         """Whether its micro-batches must be laid out with shared prefixes."""
         if ranks > 1 and not self.shares_prefixes:
             raise UserError(
                 f"{FIELD}: several ranks cannot compute a sequence of a {model.config.model_type} model together, because "
-                f"{_why_not_together(share_prefixes, one_length)}; set it to 1"
+                f"{_why_not_together(share_prefixes, one_length, with_images)}; set it to 1"
             )
         # Chunked attention counts its chunks from the start of the line, not of the sequence.
         counts_chunks = getattr(model.config.get_text_config(), "attention_chunk_size", None)
-        self.alone = not self.shares_prefixes and (bool(counts_chunks) or not keeps_apart(model, head))
+        sees_images = self.images is not None and self.images.alone
+        self.alone = not self.shares_prefixes and (bool(counts_chunks) or sees_images or not keeps_apart(model, head))
         """Whether each sequence needs a line of its own."""
         if self.alone:
             log.info(
@@ -196,6 +210,7 @@ class PackedModel(nn.Module):
         temperature: float = 1.0,
         nodes: tuple[TreeNode, ...] | None = None,
         candidates_KC: Tensor | None = None,
+        images: tuple[str, ...] = (),
     ) -> Tensor:
         assert (nodes is not None) == self.shares_prefixes, "the micro-batch was laid out for another model"
         if self.in_one_line:
@@ -238,6 +253,7 @@ class PackedModel(nn.Module):
         options: dict[str, Any] = {"input_ids": input_ids, "position_ids": position_ids, "use_cache": False}
         if self.in_one_line:
             options |= bounds(position_ids)
+        options |= self._image_options(input_ids, position_ids, multiplicity, images)
         if nodes is not None:
             options["nodes"] = nodes_of_line
         if part is not None:
@@ -264,7 +280,26 @@ class PackedModel(nn.Module):
             result = self.model.score(output.last_hidden_state.flatten(0, 1)[places_k])[:, 0]
         if part is not None:
             result = part.gathered(result, here_k, len(places_K))
+        if self.blank_images and not images:
+            assert self.images is not None
+            result = result + self.images.nothing().to(result.dtype)
         return result.movedim(1, 0) if self.head == "lm" and self._has_pair(candidates_KC) else result
+
+    def _image_options(
+        self, input_ids: Tensor, position_ids: Tensor, multiplicity: Tensor, images: tuple[str, ...]
+    ) -> dict[str, Any]:
+        """Options of the forward pass of an image-text model over lines [L, W]."""
+        if self.images is None:
+            assert not images, "rows with images need an image-text model"
+            return {"position_ids": of_axes(self.model, position_ids)}
+        options = self.images.options(images, input_ids)
+        if not has_axes(self.model):
+            return options
+        if not images:
+            return {**options, "position_ids": of_axes(self.model, position_ids)}
+        ids_ST, _, used_ST, place_N = _apart(input_ids, position_ids, multiplicity)
+        axes_3LW = self.images.axes(images, ids_ST, used_ST).flatten(1)[:, place_N].view(-1, *position_ids.shape)
+        return {**options, "position_ids": torch.cat([position_ids[None], axes_3LW])}
 
     def _has_pair(self, candidates_KC: Tensor | None) -> bool:
         """Whether a language model gives two numbers for each place or token."""
@@ -302,8 +337,10 @@ class PackedModel(nn.Module):
         return torch.ones_like(position_ids)
 
 
-def _why_not_together(share_prefixes: bool, one_length: bool) -> str:
+def _why_not_together(share_prefixes: bool, one_length: bool, with_images: bool) -> str:
     """Why a model's sequences are not laid out as prefix trees."""
+    if with_images:
+        return "it also reads images"
     if not share_prefixes:
         return "resources.attention is `sdpa`"
     if not one_length:
@@ -360,4 +397,5 @@ def run_packed(module: Callable[..., Tensor], batch: MicroBatch, temperature: fl
     ``temperature`` is that of the returned distribution over tokens.
     """
     places = (batch.multiplicity, batch.predict_K, batch.labels_K, batch.last_S)
-    return module(batch.input_ids, batch.position_ids, *places, temperature, batch.nodes, batch.candidates_KC)
+    more = (temperature, batch.nodes, batch.candidates_KC, batch.images)
+    return module(batch.input_ids, batch.position_ids, *places, *more)

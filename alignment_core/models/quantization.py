@@ -80,7 +80,10 @@ def _quantised(layer: nn.Linear, dtype: torch.dtype, bits: Bits) -> Any:
 def _layers(model: nn.Module, head: nn.Module, bits: Bits) -> list[str]:
     from torch import nn
 
+    from alignment_core.models.image_text import of_language_model
+
     layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head]
+    layers = of_language_model(model, layers)
     if not layers:
         raise UserError(
             f"{field_of(bits)}: this model has no linear layer apart from its head; train all of its weights"

@@ -49,7 +49,8 @@ def run(context: StageContext, config: DatasetConfig) -> dict[str, Any]:
     from alignment_core.data.statistics import account, losses
     from alignment_core.data.turn_end import keep_chat_template
 
-    tokenizer = context.model("tokenizer").tokenizer()
+    model = context.model("tokenizer")
+    tokenizer = model.tokenizer()
     with context.machines.processor(context.ticket) as give_way:
 
         def progress(done: float, total: float | None) -> None:
@@ -67,6 +68,7 @@ def run(context: StageContext, config: DatasetConfig) -> dict[str, Any]:
             config.settings,
             context.progress,
             embedding_rows(context.inputs["tokenizer"]),
+            model.image_processor(),
         )
         write(built, context.output)
     if config.data.chat_template is not None:
@@ -78,6 +80,7 @@ def run(context: StageContext, config: DatasetConfig) -> dict[str, Any]:
         "rows": account(built.statistics),
         **{f"{name}_rows": rows[name] for name in ("read", "train", "test", "unused")},
         "dropped": built.statistics["dropped"],
+        **({"images": images} if (images := built.statistics.get("images")) else {}),
         **({"shortened": shortened} if (shortened := built.statistics["shortened"]) else {}),
         **({"warnings": warnings} if warnings else {}),
     }

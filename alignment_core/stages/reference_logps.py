@@ -58,7 +58,7 @@ def run(context: StageContext, config: ReferenceLogpsConfig) -> dict[str, Any]:
     from alignment_core.columns import column
     from alignment_core.data.row_order import is_shuffled
     from alignment_core.training.kto_mismatch import mismatched
-    from alignment_core.training.training_rows import first_rows
+    from alignment_core.training.training_rows import first_rows, images_of
 
     tables = {
         split: pq.read_table(file)
@@ -72,14 +72,17 @@ def run(context: StageContext, config: ReferenceLogpsConfig) -> dict[str, Any]:
     for split, table in tables.items():
         used = config.max_steps * config.batch_size if split == "train" and config.max_steps else len(table)
         prompts, *sides = (column(table, f"{name}_ids") for name in ("prompt", *config.completions))
+        images = images_of(table, context.inputs["data"])
         if config.mismatched:
             sides.append(mismatched(prompts, sides[0], split))
         for number in first_rows(used, len(table), config.order, is_shuffled(table.schema)):
             rows.append((split, number))
-            pairs += [(prompts[number], side[number], ()) for side in sides]
+            pairs += [(prompts[number], side[number], (), *images[number]) for side in sides]
             if config.ld_alpha is not None:
                 shared = min(len(side[number]) for side in sides)
-                beginnings += [(prompts[number], side[number][:shared], side[number][shared:]) for side in sides]
+                beginnings += [
+                    (prompts[number], side[number][:shared], side[number][shared:], *images[number]) for side in sides
+                ]
     passes = ForwardPasses(context, BLOCK)
     with passes.using_trainers():
         model = replace(context.model("model"), bits=config.base_bits)

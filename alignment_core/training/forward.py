@@ -13,7 +13,7 @@ from alignment_core.errors import EnvironmentFault, OutOfMemory
 from alignment_core.losses.logprobs import sum_by_sequence
 from alignment_core.memory import memory_explained
 from alignment_core.models.loading import Head
-from alignment_core.models.microbatch import Pair, Row, Tokens, TokenSequence
+from alignment_core.models.microbatch import Images, Pair, Row, Tokens, TokenSequence
 from alignment_core.models.model_ref import Model
 from alignment_core.models.packed import run_packed
 from alignment_core.recipes import ResourcesConfig
@@ -89,7 +89,13 @@ class Forward:
         """Free the model's memory."""
         self.frozen.close()
 
-    def _sequence(self, prompt: Tokens, completion: Tokens, following: Tokens = ()) -> TokenSequence:
+    def _sequence(self, prompt: Tokens, completion: Tokens, *more: Tokens | Images) -> TokenSequence:
+        if more and isinstance(more[-1], Images):
+            sequence = self._sequence(prompt, completion, *more[:-1])
+            return replace(sequence, images=tuple(map(str, more[-1])))
+        return self._of_ids(prompt, completion, *more)
+
+    def _of_ids(self, prompt: Tokens, completion: Tokens, following: Tokens = ()) -> TokenSequence:
         if self.job.verdicts is not None:
             sequence = TokenSequence.of_prompt_and_completion(_joined(prompt, completion), self.job.verdicts[:1])
             return replace(sequence, candidates=np.asarray([self.job.verdicts], np.int64))

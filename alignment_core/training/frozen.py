@@ -64,6 +64,8 @@ class FrozenModel:
             dtype=dtype,
             sequence_group=sequences,
             flash=flash,
+            processor=model.image_processor(),
+            blank_images=self.is_sharded,
         )
         self.packed.eval().requires_grad_(False)
         if layers.size > 1:

@@ -26,6 +26,7 @@ from alignment_core.models.activations import recompute
 from alignment_core.models.adapters import adapters_off, add_adapters, fitting, is_adapter, merged, save_adapter
 from alignment_core.models.flash_attention import NAME as FLASH
 from alignment_core.models.flash_attention import check_flash_attention
+from alignment_core.models.image_text import reads_images, vision_parameters
 from alignment_core.models.loading import Head
 from alignment_core.models.microbatch import MicroBatch, Row, cut, pack
 from alignment_core.models.model_ref import Model
@@ -142,6 +143,15 @@ class Learner:
         model = replace(source.model, bits=training.base_bits).load(source.head, dtype, source.head_seed, as_stored)
         if what := recomputed_activations(resources, device, model.num_parameters()):
             recompute(model, what)
+        with_images = reads_images(model)
+        if training.train_vision_tower and not (with_images or source.follows_policy):
+            raise UserError(
+                f"training.train_vision_tower: {source.model.reference.short} reads no images; leave the field out"
+            )
+        self.is_partly_frozen = training.lora is not None or (with_images and not training.train_vision_tower)
+        if with_images and not training.train_vision_tower:
+            for parameter in vision_parameters(model):
+                parameter.requires_grad_(False)
         if training.lora:
             head = model.get_output_embeddings() if source.head == "lm" else model.score
             lora = fitting(model, training.lora) if source.follows_policy else training.lora
@@ -163,6 +173,8 @@ class Learner:
             dtype=dtype,
             flash=flash,
             sequence_group=self.sequence_group,
+            processor=source.model.image_processor() if with_images else None,
+            blank_images=self.zero_stage == 3 or (training.train_vision_tower and world > 1),
         )
         if not unanimous(self.packed.shares_prefixes, device.torch_device):
             raise EnvironmentFault(
@@ -351,7 +363,8 @@ class Learner:
             masters.mkdir(parents=True, exist_ok=True)
             check_room(masters, 4 * self.parameters(), f"the copy of the fp32 master weights of step {self.steps}")
         rounded: dict[str, torch.Tensor] = {}
-        if self.training.lora and (masters or self.source.masters):
+        # Adapters are merged into the initial master weights; those of a frozen vision tower stay what they were.
+        if (self.training.lora and (masters or self.source.masters)) or (self.is_partly_frozen and masters):
             portable = self._portable_of()
             rounded = portable.save_merged_masters(masters, state, self.source.masters)
         elif masters:
@@ -471,8 +484,9 @@ class Learner:
             self.steps = steps
             return
         check_ours(target)  # DeepSpeed unpickles it
-        # Not strict with LoRA: frozen weights are not in the checkpoint.
-        loaded, _ = self.engine.load_checkpoint(str(target), tag="state", load_module_strict=not self.training.lora)
+        # Not strict with frozen weights, which are not in the checkpoint.
+        strict = not self.is_partly_frozen
+        loaded, _ = self.engine.load_checkpoint(str(target), tag="state", load_module_strict=strict)
         if loaded is None:
             raise NumericError(f"DeepSpeed could not read the progress checkpoint {target.name}")
         if self.average is not None:

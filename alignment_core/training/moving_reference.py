@@ -68,6 +68,9 @@ class MovingReference:
             parameter = live[name]
             if self.mixup == 1:
                 weights.copy_(parameter.ds_tensor if self.frozen.is_sharded else parameter)
+            elif not parameter.requires_grad:  # the optimiser does not hold it
+                source = parameter.ds_tensor if self.frozen.is_sharded else parameter
+                weights.lerp_(source.to(weights.device, weights.dtype), self.mixup)
             else:
                 source = part_fp32(self.learner.engine, parameter) if self.frozen.is_sharded else master(parameter)
                 weights.lerp_(source.to(weights.device), self.mixup)

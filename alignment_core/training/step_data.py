@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from alignment_core.columns import parts
-from alignment_core.models.microbatch import Row, Tokens, TokenSequence
+from alignment_core.models.microbatch import Images, Row, Tokens, TokenSequence
 from alignment_core.training.training_rows import epoch_order
 
 
@@ -27,6 +27,8 @@ class StepData:
     """Number of the prompt that it answers."""
     numbers: dict[str, np.ndarray] = field(default_factory=dict)
     """Columns of the K trained tokens that losses need, [K] float32 each, by name."""
+    images_S: Seq[Images] = ()
+    """Images of each completion's prompt; empty if none has any."""
 
     @classmethod
     def of(
@@ -35,15 +37,16 @@ class StepData:
         completions: Seq[Tokens],
         trained: Seq[Seq[bool] | np.ndarray],
         groups: Seq[int] | None = None,
+        images: Seq[Images] = (),
     ) -> StepData:
         """Token ids of prompts and completions, and which of a completion's are ``trained``. ``groups`` are the prompts'
-        numbers; without them each completion has a prompt of its own."""
+        numbers; without them each completion has a prompt of its own. ``images`` are those of each prompt."""
         none = [np.zeros(len(prompt), bool) for prompt in prompts]
         ids = [np.asarray(part, np.int32) for pair in zip(prompts, completions, strict=True) for part in pair]
         targets = [np.asarray(part, bool) for pair in zip(none, trained, strict=True) for part in pair]
         ends_S = np.cumsum([len(part) for part in ids], dtype=np.int64)[1::2]
         groups_S = np.asarray(range(len(ends_S)) if groups is None else groups)
-        return cls(np.concatenate(ids), np.concatenate(targets), ends_S, groups_S)
+        return cls(np.concatenate(ids), np.concatenate(targets), ends_S, groups_S, images_S=images)
 
     @cached_property
     def starts_K(self) -> np.ndarray:
@@ -58,8 +61,12 @@ class StepData:
     def rows(self) -> list[Row]:
         """One for each completion, in their order."""
         ids, targets = (parts(column, self.ends_S) for column in (self.ids_N, self.targets_N))
-        sequences = zip(ids, targets, strict=True)
-        return [Row(number, (TokenSequence(*sequence),)) for number, sequence in enumerate(sequences)]
+        images = [tuple(map(str, files)) for files in self.images_S] or [()] * len(self.ends_S)
+        sequences = zip(ids, targets, images, strict=True)
+        return [
+            Row(number, (TokenSequence(of_ids, of_targets, images=of_images),))
+            for number, (of_ids, of_targets, of_images) in enumerate(sequences)
+        ]
 
     def order(self, seed: int, epoch: int) -> list[int]:
         """The order in which an epoch takes the rows: prompts in an order that follows from (seed, epoch), the completions of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,15 +13,19 @@ from typing import TYPE_CHECKING
 from alignment_core.canonical import derive_seed
 from alignment_core.data.row_order import is_shuffled
 from alignment_core.disk_list import DiskList
-from alignment_core.models.microbatch import Row
+from alignment_core.models.microbatch import Images, Row
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from alignment_core.training.methods.base import BatchMethod, TrainingMethod
 
 Rows = DiskList[Row] | Sequence[Row]
 
 BLOCK = 1000
 """Rows of the table that are in memory at a time."""
+IMAGES = "images"
+"""The column with the names of the files of a row's images, and the folder of these files beside the table."""
 SHOWN = "text"
 """A column for people, which no method reads."""
 
@@ -41,9 +45,29 @@ def read_rows(table: Path, method: TrainingMethod) -> Iterator[Row]:
     with pq.ParquetFile(table, pre_buffer=False) as file:  # else the whole file is in memory until the last block
         columns = [name for name in file.schema_arrow.names if name != SHOWN]
         for block in file.iter_batches(BLOCK, columns=columns):
-            for row in method.rows(pa.Table.from_batches([block])):
+            of_block = pa.Table.from_batches([block])
+            for row in with_images(method.rows(of_block), of_block, table.parent):
                 yield replace(row, number=before + row.number)
             before += block.num_rows
+
+
+def with_images(rows: Iterable[Row], table: pa.Table, folder: Path) -> Iterator[Row]:
+    """The ``rows`` of a table with their images, whose files are in the data set's ``folder``. All sequences of a row have the
+    images of its prompt."""
+    images_of_rows = images_of(table, folder)
+    for row in rows:
+        images = tuple(str(file) for files in images_of_rows[row.number] for file in files)
+        sequences = (replace(sequence, images=images) for sequence in row.sequences) if images else row.sequences
+        yield replace(row, sequences=tuple(sequences))
+
+
+def images_of(table: pa.Table, folder: Path) -> Sequence[tuple[Images, ...]]:
+    """For each row of a table of the data set in ``folder`` its images, if it has any: nothing, or all of them as the last part
+    of a :data:`~alignment_core.models.microbatch.Pair`."""
+    if IMAGES not in table.column_names:
+        return [()] * len(table)
+    rows = table[IMAGES].to_pylist()
+    return [(Images(folder / IMAGES / name for name in names),) if names else () for names in rows]
 
 
 def rows_before(table: Path, method: BatchMethod, rows: Rows, scratch: Path | None) -> Rows:
@@ -54,7 +78,8 @@ def rows_before(table: Path, method: BatchMethod, rows: Rows, scratch: Path | No
     with pq.ParquetFile(table) as file:
         columns = [name for name in file.schema_arrow.names if name != SHOWN]
         if not method.passes_trained_rows:
-            return DiskList(scratch, method.rows_before(file.read(columns)))
+            whole = file.read(columns)
+            return DiskList(scratch, with_images(method.rows_before(whole), whole, table.parent))
         first = file.schema_arrow.empty_table() if not len(rows) else file.read_row_group(0, columns).slice(0, 1)
         return rows if len(method.rows_before(first)) else []
 

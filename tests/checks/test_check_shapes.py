@@ -276,13 +276,15 @@ def test_a_model_that_will_lose_its_images_is_named(store, rows, tiny_model, tmp
     folder = tmp_path / "multimodal"
     shutil.copytree(tiny_model(), folder)
     shape = json.loads((folder / "config.json").read_text()) | {"vision_config": {"depth": 1}}
-    qwen = shape | {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"]}
-    (folder / "config.json").write_text(json.dumps(qwen))
+    llama = shape | {"model_type": "mllama", "architectures": ["MllamaForConditionalGeneration"]}
+    (folder / "config.json").write_text(json.dumps(llama))
     sentence = f"sft: {folder} also reads images or sounds, and `transformers` loads only the part that reads text"
     warnings = look(store, sft(rows) | {"model": {"name": str(folder)}}).warnings
     assert [warning.startswith(sentence) for warning in warnings].count(True) == 1
     gemma = shape | {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]}
+    qwen = shape | {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"]}
     assert not shapes.is_loaded_without_images(gemma), "all of it is loaded"
+    assert not shapes.is_loaded_without_images(qwen)
 
 
 def test_the_language_models_of_transformers_are_read_without_importing_it():

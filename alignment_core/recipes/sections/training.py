@@ -173,6 +173,9 @@ class TrainingConfig(Config):
     lora: LoraConfig | None = unkeyed(None)
     """Train LoRA adapters (and a new head) instead of all weights. Saved models have the adapters merged in; the output
     `adapter` has the adapters alone, for `peft`. Not part of the stage's key while unset."""
+    train_vision_tower: bool = unkeyed(False)
+    """Of an image-text model, also train what reads images: the vision tower and the projector of its features. By default only
+    the language model is trained, as in LLaMA-Factory. Not part of the stage's key while false."""
     bf16: bool = False
     """Train and save in bfloat16, with fp32 master weights and fp32 gradient accumulation; otherwise in fp32. Default: true in
     a recipe with `resources.device: cuda`, except with `muon` and `adafactor`, as in TRL and OpenRLHF 0.11; otherwise false.
@@ -202,6 +205,10 @@ class TrainingConfig(Config):
             raise ValueError(
                 f"`optimizer: {self.optimizer}` works on whole matrices, and `bf16` partitions the fp32 weights: use `adamw`, "
                 "or leave out `bf16`"
+            )
+        if self.lora is not None:
+            self.refuse_unused(
+                info, ("train_vision_tower",), "with `lora`, whose adapters are those of the language model"
             )
         if self.optimizer == "muon" and self.lora is not None and self.lora.target_parameters:
             raise ValueError(

@@ -1,0 +1,148 @@
+"""Models that read images beside text: their classes in ``transformers``, and what the images of a micro-batch are to them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from alignment_core.models.images import ImageProcessor
+
+AXES = 3
+"""Rotary axes of models that place an image's tokens in time, height and width."""
+DEEP = "deepstack_features"
+"""Features of several layers of the vision tower, for as many of the language model, in Qwen3-VL."""
+KEPT = 8
+"""Micro-batches whose images are kept as tensors: a step may compute one several times."""
+
+
+def image_text_class(config: Mapping[str, Any]) -> Any:
+    """The class of ``AutoModelForImageTextToText`` for a ``config.json``; None for a model of text, for one with its own code,
+    and for one that takes images in another way than in the places of tokens, by cross attention or an encoder."""
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    if not config.get("vision_config") or config.get("auto_map"):
+        return None
+    name = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(config.get("model_type", ""))
+    kind = getattr(transformers, name) if name else None
+    return kind if hasattr(kind, "get_image_features") else None
+
+
+@functools.cache
+def with_score_head(images: Any) -> Any:
+    """The class of an image-text model with a head ``score`` in the place of the language model's, of a kind for which
+    ``transformers`` has none: it is made as those are that it has."""
+    from transformers import PreTrainedModel, conversion_mapping
+    from transformers.modeling_layers import GenericForSequenceClassification
+
+    of_kind = [base for base in images.__mro__[1:] if issubclass(base, PreTrainedModel) and base is not PreTrainedModel]
+    name = images.__name__.removesuffix("ForConditionalGeneration") + "ForSequenceClassification"
+    # The names of weights in checkpoints are those of the language model.
+    for known in (images.__name__, images.config_class.model_type):
+        if names := conversion_mapping.get_checkpoint_conversion_mapping(known):
+            conversion_mapping.register_checkpoint_conversion_mapping(name, names, overwrite=True)
+            break
+    return type(name, (GenericForSequenceClassification, of_kind[0]), {"__module__": __name__})
+
+
+def vision_parameters(model: Any) -> list[nn.Parameter]:
+    """The parameters of an image-text model outside of its language model and heads: the vision tower and the projector of its
+    features; none of a model of text."""
+    if not reads_images(model):
+        return []
+    base = model.base_model
+    own = {id(parameter) for parameter in base.get_decoder().parameters()}
+    return [parameter for parameter in base.parameters() if id(parameter) not in own]
+
+
+def of_language_model(model: Any, names: Sequence[str]) -> list[str]:
+    """Of the ``names`` of modules those outside of the part of an image-text model that reads images."""
+    if not reads_images(model):
+        return [*names]
+    base = model.base_model
+    places = {id(module): f"{name}." if name else "" for name, module in model.named_modules()}
+    of_base, of_decoder = places[id(base)], places[id(base.get_decoder())]
+    return [name for name in names if name.startswith(of_decoder) or not name.startswith(of_base)]
+
+
+def reads_images(model: Any) -> bool:
+    """Whether a loaded model is an image-text model."""
+    return hasattr(getattr(model, "base_model", model), "get_image_features")
+
+
+def has_axes(model: Any) -> bool:
+    """Whether the rotary positions of a model have several axes."""
+    return hasattr(model.base_model, "get_rope_index")
+
+
+def of_axes(model: Any, position_ids: Tensor) -> Tensor:
+    """The positions of text [L, W] on all axes of a model, after those that separate sequences; as they are of one axis."""
+    return position_ids.expand(1 + AXES, *position_ids.shape) if has_axes(model) else position_ids
+
+
+class ImageInputs:
+    """What an image-text model takes beside ids and positions in lines: tensors of images, and positions of their tokens."""
+
+    def __init__(self, model: Any, processor: ImageProcessor) -> None:
+        self.model = model
+        self.processor = processor
+        parameters = inspect.signature(model.base_model.forward).parameters
+        self._types = [name for name in ("mm_token_type_ids", "token_type_ids") if name in parameters]
+        self.tensors = functools.lru_cache(maxsize=KEPT)(self._tensors)
+        """The tensors of images, on the CPU."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether each sequence needs a line of its own: tokens of an image see each other, by a mask for whole lines."""
+        return "token_type_ids" in self._types
+
+    def _tensors(self, images: tuple[str, ...]) -> dict[str, Tensor]:
+        return self.processor.tensors([Path(image) for image in images])
+
+    def options(self, images: tuple[str, ...], input_ids: Tensor) -> dict[str, Any]:
+        """Options of the forward pass over lines of tokens [L, W] with these ``images``, in the order of their tokens in the
+        lines."""
+        device, dtype = input_ids.device, self.model.dtype
+        types = (input_ids == self.processor.image_token_id).long()
+        options: dict[str, Any] = dict.fromkeys(self._types, types)
+        for name, tensor in self.tensors(images).items() if images else ():
+            options[name] = tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
+        return options
+
+    def axes(self, images: tuple[str, ...], input_ids: Tensor, used: Tensor) -> Tensor:
+        """Positions of the tokens of sequences [S, T], one in each line, on all axes of a model that has several, [3, S, T];
+        ``used`` [S, T] is 0 for padding."""
+        tensors = self.tensors(images) if images else {}
+        grids = {name: tensor.to(input_ids.device) for name, tensor in tensors.items() if name.endswith("_grid_thw")}
+        types = (input_ids == self.processor.image_token_id).int()
+        positions: Tensor = self.model.base_model.get_rope_index(
+            input_ids, mm_token_type_ids=types, attention_mask=used, **grids
+        )[0]
+        return positions
+
+    def nothing(self) -> Tensor:
+        """0, from the features of a blank image: a rank that has no image calls the vision tower like the others."""
+        options = {
+            name: tensor.to(self.model.device, self.model.dtype) if tensor.is_floating_point() else tensor
+            for name, tensor in self._blank.items()
+        }
+        output = self.model.base_model.get_image_features(**options, return_dict=True)
+        return _sum([output.pooler_output, getattr(output, DEEP, None)]) * 0
+
+    @functools.cached_property
+    def _blank(self) -> dict[str, Tensor]:
+        return self.processor.blank()
+
+
+def _sum(features: Tensor | Sequence[Any]) -> Tensor:
+    """The sum of all numbers in the features of images, of which some kinds have lists."""
+    if isinstance(features, Tensor):
+        return features.float().sum()
+    return torch.stack([_sum(part) for part in features if part is not None]).sum()

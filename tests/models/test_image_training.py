@@ -1,0 +1,243 @@
+"""Losses and gradients of image-text models in packs are those of plain ``transformers``, one row at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from alignment_core.losses.logprobs import sum_by_sequence
+from alignment_core.models.adapters import add_adapters
+from alignment_core.models.image_text import vision_parameters
+from alignment_core.models.images import ImageProcessor
+from alignment_core.models.loading import load_model
+from alignment_core.models.microbatch import MicroBatch, Row, TokenSequence, pack
+from alignment_core.models.packed import PackedModel, run_packed
+from alignment_core.models.saving import read_json, save_checkpoint
+from alignment_core.recipes import DpoLossConfig, LoraConfig
+from alignment_core.training.methods.dpo import Dpo
+from tests.exports.conftest import export
+from tests.images import LLAVA_IMAGE, QWEN_IMAGE, tiny_llava, tiny_qwen_vl, write_images
+
+MODELS: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "qwen2_5_vl": (tiny_qwen_vl, QWEN_IMAGE),
+    "llava": (tiny_llava, LLAVA_IMAGE),
+}
+ROWS = [
+    ("<user>IMAGE what<assistant>", "red<eos>", ["red"]),
+    ("<user>only text<assistant>", "yes, and more of it<eos>", []),
+    ("<user>IMAGE or IMAGE?<assistant>", "both<eos>", ["large", "wide"]),
+    ("<user>now IMAGE<assistant>", "green<eos>", ["green"]),
+]
+"""Prompts, completions, and the images of the prompts."""
+
+
+class Rows:
+    """A model with rows of images for it."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind = kind
+        make, placeholder = MODELS[kind]
+        self.path = make(folder / "model")
+        self.paths = write_images(folder / "images")
+        processor = ImageProcessor.of(self.path)
+        assert processor is not None
+        self.processor = processor
+        self.texts = [(prompt.replace("IMAGE", placeholder), completion) for prompt, completion, _ in ROWS]
+        self.images = [[self.paths[name] for name in names] for _, _, names in ROWS]
+
+    def sequences(self, other: str | None = None) -> list[TokenSequence]:
+        """With their own completions, or all with an ``other`` one."""
+        sequences = []
+        for (prompt, own), images in zip(self.texts, self.images, strict=True):
+            completion = own if other is None else other
+            whole = self.processor.expand(prompt + completion, images)
+            targets = np.arange(len(whole)) >= len(self.processor.expand(prompt, images))
+            sequences.append(TokenSequence(np.array(whole), targets, images=tuple(map(str, images))))
+        return sequences
+
+    def pack(self) -> MicroBatch:
+        rows = [Row(number, (sequence,)) for number, sequence in enumerate(self.sequences())]
+        return pack(rows, share_prefixes=False)
+
+    def plain(self) -> Any:
+        return transformers.AutoModelForImageTextToText.from_pretrained(self.path, dtype=torch.float32)
+
+    def plain_inputs(self, number: int, other: str | None = None) -> dict[str, Tensor]:
+        """What the processor of ``transformers`` gives for a row, with its own completion or an ``other`` one."""
+        from PIL import Image
+
+        images = [Image.open(path) for path in self.images[number]] or None
+        prompt, own = self.texts[number]
+        text = prompt + (own if other is None else other)
+        processor = self.processor._processor
+        return dict(processor(text=[text], images=images, return_tensors="pt"))
+
+
+@pytest.fixture(params=MODELS)
+def rows(request: Any, tmp_path: Path) -> Rows:
+    return Rows(request.param, tmp_path)
+
+
+def check_equal(ours: Any, theirs: Any, rounding: float = 2e-6) -> None:
+    """The gradients of two models; a parameter without one has one of zero."""
+    expected = dict(theirs.named_parameters())
+    assert any(name in expected for name, _ in ours.named_parameters())
+    for name, parameter in ours.named_parameters():
+        gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+        other = expected[name].grad
+        other = torch.zeros_like(parameter) if other is None else other
+        assert (gradient - other).norm() <= rounding * max(1.0, float(other.norm())), name
+
+
+def test_loss_and_gradient_are_those_of_plain_transformers(rows: Rows) -> None:
+    """Mean loss per target, with a trained vision tower; Qwen and LLaVA keep rows in one line apart."""
+    plain = rows.plain()
+    total = torch.zeros(())
+    sequences = rows.sequences()
+    for number, sequence in enumerate(sequences):
+        inputs = rows.plain_inputs(number)
+        assert inputs["input_ids"][0].tolist() == sequence.ids.tolist()
+        labels = torch.where(torch.from_numpy(sequence.targets), inputs["input_ids"][0], -100)[None]
+        total = total + plain(**inputs, labels=labels).loss * sequence.targets.sum()
+    loss = total / sum(sequence.targets.sum() for sequence in sequences)
+    loss.backward()
+
+    packed = PackedModel(load_model(str(rows.path), "lm", torch.float32), "lm", processor=rows.processor)
+    assert not packed.shares_prefixes
+    assert not packed.alone
+    assert packed.vocabulary.after is not None, "logits are computed for a few places at a time"
+    micro = rows.pack()
+    assert len(micro.input_ids) == 1, "several rows are in one line"
+    ours = -run_packed(packed, micro).mean()
+    ours.backward()
+    assert ours.item() == pytest.approx(loss.item(), abs=1e-6)
+    assert all(parameter.grad.any() for parameter in vision_parameters(plain) if parameter.grad is not None)
+    check_equal(packed.model, plain)
+
+
+def test_a_reward_model_scores_as_plain_transformers_and_is_loaded_again(rows: Rows, tmp_path: Path) -> None:
+    """A score is the head's product with the last hidden state of the language model at the last token."""
+    model = load_model(str(rows.path), "score", torch.float32, head_seed=3)
+    micro = rows.pack()
+    scores_S = run_packed(PackedModel(model, "score", processor=rows.processor), micro)
+    plain = rows.plain()
+    expected = []
+    for number in range(len(ROWS)):
+        states = plain.model(**rows.plain_inputs(number)).last_hidden_state
+        expected.append(states[0, -1] @ model.score.weight[0])
+    assert torch.allclose(scores_S, torch.stack(expected), atol=1e-6)
+
+    weights = torch.linspace(-1, 2, len(ROWS))
+    (scores_S * weights).sum().backward()
+    (torch.stack(expected) * weights).sum().backward()
+    names = {name for name, _ in plain.named_parameters()}
+    assert {name for name, _ in model.named_parameters()} - names == {"score.weight"}
+    for name, parameter in model.named_parameters():
+        other = plain.get_parameter(name).grad if name in names else parameter.grad
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        other = torch.zeros_like(parameter) if other is None else other
+        assert (gradient - other).norm() <= 4e-6 * max(1.0, float(other.norm())), name
+
+    save_checkpoint(model, rows.path, tmp_path / "reward")
+    again = load_model(str(tmp_path / "reward"), "score", torch.float32)
+    assert type(again).__name__ in read_json(tmp_path / "reward" / "config.json")["architectures"]
+    assert again.config.num_labels == 1
+    processor = ImageProcessor.of(tmp_path / "reward")
+    assert torch.equal(run_packed(PackedModel(again, "score", processor=processor), micro), scores_S)
+
+
+def test_the_loss_of_dpo_is_that_of_plain_transformers(rows: Rows, tmp_path: Path) -> None:
+    """Rafailov et al. 2023, equation 7: the reference is the model with other weights; both see the images."""
+    config = DpoLossConfig(beta=0.5)
+    reference = MODELS[rows.kind][0](tmp_path / "reference", seed=1)  # type: ignore[call-arg]
+    pairs = list(zip(rows.sequences(), rows.sequences("blue<eos>"), strict=True))
+    batch = [Row(number, pair) for number, pair in enumerate(pairs)]
+    micro = pack(batch, share_prefixes=False)
+
+    def summed(path: Path) -> Tensor:
+        packed = PackedModel(load_model(str(path), "lm", torch.float32), "lm", processor=rows.processor)
+        return sum_by_sequence(run_packed(packed, micro), micro.sequence_K, micro.sequences)
+
+    packed = PackedModel(load_model(str(rows.path), "lm", torch.float32), "lm", processor=rows.processor)
+    loss, _ = Dpo(config).loss(run_packed(packed, micro), micro, summed(reference).detach())
+    loss.backward()
+
+    def plain_sum(model: Any, number: int, completion: str | None) -> Tensor:
+        inputs = rows.plain_inputs(number, completion)
+        targets = rows.sequences(completion)[number].targets
+        logps = model(**inputs).logits[0, :-1].log_softmax(-1)
+        ids = inputs["input_ids"][0]
+        return logps[torch.arange(len(ids) - 1), ids[1:]][torch.from_numpy(targets[1:])].sum()
+
+    plain = rows.plain()
+    of_reference = transformers.AutoModelForImageTextToText.from_pretrained(reference, dtype=torch.float32)
+    expected = torch.zeros(())
+    for number in range(len(ROWS)):
+        ratios = []
+        for completion in (None, "blue<eos>"):
+            with torch.no_grad():
+                logp = plain_sum(of_reference, number, completion)
+            ratios.append(plain_sum(plain, number, completion) - logp)
+        expected = expected - torch.nn.functional.logsigmoid(config.beta * (ratios[0] - ratios[1]))
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), abs=2e-5)
+    check_equal(packed.model, plain, 1e-5)  # of sums of tokens, whose gradients cancel
+
+
+def test_a_trained_model_is_loaded_by_the_public_classes(rows: Rows, tmp_path: Path) -> None:
+    """Saved as a training stage does it: equal logits, and the processor's files."""
+    model = export(rows.path, tmp_path / "trained", "lm")
+    again = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path / "trained", dtype=torch.float32)
+    inputs = rows.plain_inputs(2)
+    assert torch.equal(again(**inputs).logits, model(**inputs).logits)
+    names = {file.name for file in rows.path.iterdir()}
+    assert {"preprocessor_config.json", "tokenizer.json", "chat_template.jinja"} <= names
+    assert {file.name for file in (tmp_path / "trained").iterdir()} == names
+    if rows.kind == "llava":  # that of Qwen needs torchvision for its videos
+        transformers.AutoProcessor.from_pretrained(tmp_path / "trained")
+    before, after = (ImageProcessor.of(folder) for folder in (rows.path, tmp_path / "trained"))
+    assert before is not None
+    assert after is not None
+    images = [rows.paths["wide"]]
+    text = MODELS[rows.kind][1]
+    assert before.expand(text, images) == after.expand(text, images)
+    assert torch.equal(before.tensors(images)["pixel_values"], after.tensors(images)["pixel_values"])
+
+
+def test_only_the_language_model_gets_adapters(rows: Rows) -> None:
+    model = load_model(str(rows.path), "lm", torch.float32)
+    vision = {id(parameter) for parameter in vision_parameters(model)}
+    assert 0 < sum(parameter.numel() for parameter in vision_parameters(model)) < model.num_parameters()
+    add_adapters(model, model.get_output_embeddings(), LoraConfig(r=2), seed=0, train_head=False)
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert names
+    assert all("language_model" in name and "lora_" in name for name in names)
+    assert all(not p.requires_grad for p in model.parameters() if id(p) in vision)
+
+
+def test_a_micro_batch_without_images_has_the_tower_in_its_graph_if_others_need_it(rows: Rows) -> None:
+    """All ranks then have gradients of all weights; those of the tower are zero, and the result is the same."""
+    model = load_model(str(rows.path), "lm", torch.float32)
+    text = [Row(0, (rows.sequences()[1],))]
+    micro = pack(text, share_prefixes=False)
+    plain = run_packed(PackedModel(model, "lm", processor=rows.processor), micro)
+    assert not micro.images
+    packed = PackedModel(
+        load_model(str(rows.path), "lm", torch.float32), "lm", processor=rows.processor, blank_images=True
+    )
+    result = run_packed(packed, micro)
+    assert torch.equal(result, plain)
+    result.sum().backward()
+    of_plain = rows.plain()
+    of_plain(**rows.plain_inputs(0)).logits.sum().backward()
+    reached = {name for name, parameter in of_plain.named_parameters() if parameter.grad is not None}
+    ours = {name for name, parameter in packed.model.named_parameters() if parameter.grad is not None}
+    assert ours == reached, "the same weights as with an image"
+    assert all(not p.grad.any() for p in vision_parameters(packed.model) if p.grad is not None)

@@ -1,0 +1,64 @@
+"""Processes that train a tiny image-text model under DeepSpeed; started by test_image_ranks.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alignment_core.models.microbatch import MicroBatch, Row, TokenSequence
+from alignment_core.recipes import ResourcesConfig, TrainingConfig
+from alignment_core.training.learner import Learner, ModelSource, Term
+from alignment_core.training.step_report import StepReport
+from tests.training.sharded_ranks import DEVICE, model_at
+
+STEPS = 3
+RATE = 1e-2
+TARGETS = 16.0
+Texts = list[tuple[list[int], int, list[str]]]
+"""Ids, how many of them are the prompt, and paths of images."""
+
+
+def rows_of(texts: Texts) -> list[Row]:
+    rows = []
+    for number, (ids, prompt, images) in enumerate(texts):
+        sequence = TokenSequence.of_prompt_and_completion(ids[:prompt], ids[prompt:])
+        rows.append(Row(number, (replace(sequence, images=tuple(images)),)))
+    return rows
+
+
+def _loss(output: Tensor, micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    loss = -output.sum() if micro.rows else 0.0 * output.sum()
+    return loss, {"loss": loss.detach()}
+
+
+def steps(rank: int, world: int, path: str, texts: Texts, stage: int, training: dict[str, Any], folder: str) -> Any:
+    """Losses over all ranks of three steps; the model is saved below ``folder`` after them. After two steps a checkpoint is
+    written, with which another learner takes the third step, too: last is whether its loss is equal."""
+    resources = ResourcesConfig(trainers=world, zero_stage=stage, threads=1, max_tokens_per_microbatch=40)
+    source = ModelSource(model_at(path), "lm", adapter_seed=6)
+    config = TrainingConfig(learning_rate=RATE, max_grad_norm=1e6, adam_epsilon=1e-3, **training)
+    learner = Learner(source, config, resources, DEVICE, rank, world)
+    losses = []
+    for step in range(STEPS):
+        if step == STEPS - 1:
+            learner.save(Path(folder, "checkpoint"))
+        losses.append(_step(learner, texts))
+    learner.export(Path(folder, "trained"))
+    learner.close()
+    again = Learner(source, config, resources, DEVICE, rank, world)
+    again.restore(Path(folder, "checkpoint"), STEPS - 1)
+    resumed = _step(again, texts)
+    again.close()
+    return [losses, resumed == losses[-1]]
+
+
+def _step(learner: Learner, texts: Texts) -> float:
+    report = StepReport()
+    learner.step([Term(rows_of(texts), _loss, TARGETS, report)], RATE)
+    summed = torch.tensor(report.sums["loss"], dtype=torch.float64)
+    torch.distributed.all_reduce(summed)
+    return float(summed) / TARGETS

@@ -1,0 +1,108 @@
+"""Image-text models under DeepSpeed: steps are those of plain ``transformers`` and AdamW, at every ZeRO stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from alignment_core.models.image_text import vision_parameters
+from alignment_core.models.images import ImageProcessor
+from tests.images import LLAVA_IMAGE, QWEN_IMAGE, tiny_llava, tiny_qwen_vl, write_images
+from tests.training import image_ranks
+from tests.training.sharded_ranks import run
+
+pytestmark = pytest.mark.slow
+MODELS: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "qwen2_5_vl": (tiny_qwen_vl, QWEN_IMAGE),
+    "llava": (tiny_llava, LLAVA_IMAGE),
+}
+ROWS = [
+    ("IMAGE what", "red<eos>", ["red"]),
+    ("only text", "yes<eos>", []),
+    ("IMAGE or IMAGE?", "both<eos>", ["large", "wide"]),
+]
+"""Prompts, completions and images; of two ranks one has no image."""
+
+
+def plain_steps(path: Path, rows: list[tuple[str, str, list[Path]]], trains_tower: bool) -> tuple[list[float], Any]:
+    """Losses of steps with AdamW on the sum over rows, divided by the number that the ranks divide by."""
+    from PIL import Image
+
+    model = transformers.AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32)
+    processor = ImageProcessor.of(path)
+    assert processor is not None
+    for parameter in () if trains_tower else vision_parameters(model):
+        parameter.requires_grad_(False)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=image_ranks.RATE, eps=1e-3, weight_decay=0.0)
+    losses = []
+    for _ in range(image_ranks.STEPS):
+        total = torch.zeros(())
+        for prompt, completion, images in rows:
+            opened = [Image.open(image) for image in images] or None
+            inputs = processor._processor(text=[prompt + completion], images=opened, return_tensors="pt")
+            logps = model(**inputs).logits[0, :-1].log_softmax(-1)
+            ids = inputs["input_ids"][0]
+            start = len(processor.expand(prompt, images))
+            total = total - logps[torch.arange(len(ids) - 1), ids[1:]][start - 1 :].sum()
+        loss = total / image_ranks.TARGETS
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, model
+
+
+@pytest.mark.parametrize(
+    ("kind", "world", "stage", "trains_tower"),
+    [
+        ("qwen2_5_vl", 1, 0, False),
+        ("qwen2_5_vl", 2, 0, True),
+        ("qwen2_5_vl", 2, 2, True),
+        ("qwen2_5_vl", 2, 3, True),
+        ("qwen2_5_vl", 2, 3, False),
+        ("llava", 1, 0, True),
+        ("llava", 2, 2, False),
+        ("llava", 2, 3, True),
+    ],
+)
+def test_steps_are_those_of_plain_transformers(
+    kind: str, world: int, stage: int, trains_tower: bool, tmp_path: Path
+) -> None:
+    make, placeholder = MODELS[kind]
+    path = make(tmp_path / "model")
+    images = write_images(tmp_path / "images")
+    processor = ImageProcessor.of(path)
+    assert processor is not None
+    rows = [
+        (prompt.replace("IMAGE", placeholder), completion, [images[name] for name in names])
+        for prompt, completion, names in ROWS
+    ]
+    texts = []
+    for prompt, completion, paths in rows:
+        ids = processor.expand(prompt + completion, paths)
+        texts.append((ids, len(processor.expand(prompt, paths)), [str(path) for path in paths]))
+    expected, model = plain_steps(path, rows, trains_tower)
+
+    training = {"train_vision_tower": True} if trains_tower else {}
+    arguments = (str(path), texts, stage, training, str(tmp_path))
+    for losses, resumes in run(world, tmp_path, image_ranks.steps, *arguments):
+        assert losses == pytest.approx(expected, rel=1e-5)
+        assert resumes
+    assert expected[-1] < 0.9 * expected[0], "it trains"
+
+    trained = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path / "trained", dtype=torch.float32)
+    start = transformers.AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32)
+    ours, theirs, before = (dict(of.named_parameters()) for of in (trained, model, start))
+    for name, parameter in ours.items():
+        assert torch.allclose(parameter, theirs[name], atol=2e-5), name
+    frozen = {id(parameter) for parameter in vision_parameters(trained)}
+    changed = {id(ours[name]) for name in ours if not torch.equal(ours[name], before[name])}
+    assert bool(changed & frozen) is trains_tower
+    assert load_file(tmp_path / "trained" / "model.safetensors").keys() == load_file(path / "model.safetensors").keys()
