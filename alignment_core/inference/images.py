@@ -39,21 +39,19 @@ def without_torchvision(architectures: Sequence[str]) -> None:
     """
     from transformers import ProcessorMixin
     from transformers.models.auto.video_processing_auto import AutoVideoProcessor
-    from transformers.processing_utils import VideosKwargs
     from transformers.utils import is_torchvision_available
     from transformers.video_processing_utils import VideoProcessorMixin
     from vllm import ModelRegistry
 
     if is_torchvision_available():
         return
-    no_videos = type("NoVideos", (VideoProcessorMixin,), {"valid_kwargs": VideosKwargs})()
     check = ProcessorMixin.check_argument_for_proper_class
 
     def check_others(self: Any, name: str, argument: Any) -> Any:
-        return None if argument is no_videos else check(self, name, argument)
+        return None if isinstance(argument, VideoProcessorMixin) else check(self, name, argument)
 
     ProcessorMixin.check_argument_for_proper_class = check_others
-    AutoVideoProcessor.from_pretrained = classmethod(lambda *_, **__: no_videos)
+    AutoVideoProcessor.from_pretrained = VideoProcessorMixin.from_pretrained  # has the settings, and processes no video
     for name in [name for name in architectures if name in ModelRegistry.models]:
         try:
             with _stand_in():
