@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from alignment_core.models.tokenizer import byte_tokenizer
 
@@ -107,6 +108,7 @@ def tiny_llava(folder: Path, seed: int = 0, hidden_size: int = 64) -> Path:
         tie_word_embeddings=False,
     )
     _write(config, tokenizer, folder, seed)
+    _rename(folder / "model.safetensors", "vision_tower.", "vision_tower.vision_model.")
     images = transformers.CLIPImageProcessorPil(size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE})
     _write_processor(images, "LlavaProcessor", "CLIPImageProcessor", folder)
     settings = {
@@ -219,6 +221,12 @@ def _write(config: Any, tokenizer: Any, folder: Path, seed: int) -> None:
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _rename(file: Path, prefix: str, name_of_public_models: str) -> None:
+    """Of weights that ``transformers`` made itself: those of public models keep their names when they are saved again."""
+    weights = {name.replace(prefix, name_of_public_models): tensor for name, tensor in load_file(file).items()}
+    save_file(weights, file, metadata={"format": "pt"})
 
 
 def _write_processor(images: Any, kind: str, image_kind: str, folder: Path) -> None:

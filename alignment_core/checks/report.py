@@ -357,6 +357,7 @@ def _question(plan: Plan, stage: PlannedStage, environment: EnvironmentConfig | 
         context=longest_trained(_shape(plan.store, stage.inputs["tokenizer"])),
         seed=plan.seed,
         role=environment.role if environment else None,
+        reads_images=bool(_shape(plan.store, stage.inputs["tokenizer"]).get("vision_config")),
         reads_calls=environment is not None and environment.name == TOOLS,
         rows=of_rows,
     )

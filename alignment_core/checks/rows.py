@@ -9,16 +9,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
 from alignment_core.data import kinds, statistics
 from alignment_core.data.build import examples, kept_rows
 from alignment_core.data.context import check_context
+from alignment_core.data.image_reader import ImageReader
+from alignment_core.data.image_tokens import tokens_of
 from alignment_core.data.limits import Limits
 from alignment_core.data.messages import tools_of
 from alignment_core.data.origins import origin_of
@@ -32,10 +36,15 @@ from alignment_core.processes import inherited
 from alignment_core.recipes import DataConfig
 from alignment_core.stages.dataset import DatasetConfig
 
+if TYPE_CHECKING:
+    from alignment_core.models.images import ImageProcessor
+
 READ = 20_000
 """Rows of a source that are parsed."""
 RENDERED = 1_000
 """Rows of a source that a tokenizer sees."""
+WITH_IMAGES = 64
+"""Images of a data set that are read and rendered: each takes as long as hundreds of rows of text."""
 MADE = 100
 """Rows that a built-in task or a library makes for the check: few, because they are alike."""
 SAMPLES = 4
@@ -44,6 +53,8 @@ MAIN = "import gc, sys; gc.disable(); sys.path.insert(0, {root!r}); from {module
 """The reader's process, without garbage collection, which would take a quarter of the imports' time."""
 SAID = "This is the result."
 """An answer to a turn of the policy."""
+BESIDE_WEIGHTS = ("*.json", "*.jinja", "*.txt", "*.model", "*.py")
+"""Files of a repository on the Hub that its processor needs."""
 STAND_IN = "This is not an answer."
 """The completion for a row without a label."""
 
@@ -71,6 +82,8 @@ class Question(BaseModel):
     seed: int = 0
     role: str | None = None
     """Role of the messages that answer a policy's turns, if these prompts are sampled in an environment."""
+    reads_images: bool = False
+    """Whether the model reads images."""
     reads_calls: bool = False
     """Whether that environment runs tool calls."""
     rows: bool = True
@@ -164,9 +177,9 @@ def main() -> None:
 
 
 def _may_want_torch(question: Question) -> bool:
-    """Whether code of others runs: that of a tokenizer, or a library's, such as `datasets` for data of the Hub."""
+    """Whether code runs that may need it: that of a tokenizer, an image processor, or of `datasets` for data of the Hub."""
     others = any(origin_of(source.source).runs_others_code(source) for source in question.dataset.sources)
-    return question.tokenizer.trust_remote_code or others
+    return question.tokenizer.trust_remote_code or question.reads_images or others
 
 
 def answers_to(questions: Sequence[Question], on_parsed: Callable[[], None] = lambda: None) -> Iterator[Answer]:
@@ -195,12 +208,24 @@ def _parse(question: Question) -> dict[str, Any]:
     config, pinned = question.dataset, [_first(source, READ) for source in question.dataset.sources]
     kind = kinds.load(config.kind)
     ledger = statistics.Ledger(pinned, config.data.max_bad_rows, kind)
-    for number, source in enumerate(pinned):
-        if source.files:
-            for _ in examples(source, number, ledger, kind, question.seed):
-                pass
+    with _images_of(question) as reader:
+        for number, source in enumerate(pinned):
+            if source.files:
+                for _ in examples(source, number, ledger, kind, question.seed, reader=reader):
+                    if reader and reader.count >= WITH_IMAGES:
+                        break
     _judge(ledger, config.data)
     return {"read": ledger.read.total(), "warnings": _notes(config.sources)}
+
+
+@contextmanager
+def _images_of(question: Question) -> Iterator[ImageReader | None]:
+    """Reads images into a folder that is removed behind it; None for models of text."""
+    if not (question.reads_images and question.rows):
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="align-check-") as folder:
+        yield ImageReader(Path(folder))
 
 
 def _notes(sources: Sequence[PinnedSource]) -> list[str]:
@@ -208,17 +233,26 @@ def _notes(sources: Sequence[PinnedSource]) -> list[str]:
 
 
 def _render(question: Question) -> dict[str, Any]:
+    with _images_of(question) as reader:
+        processor = _processor(question.tokenizer) if reader else None
+        return _rendered(question, reader if processor else None, processor)
+
+
+def _rendered(question: Question, reader: ImageReader | None, processor: ImageProcessor | None) -> dict[str, Any]:
     config, kind = question.dataset, kinds.load(question.dataset.kind)
     tokenizer = _tokenizer(question.tokenizer)
-    renderer = Renderer(tokenizer, config.data.chat_template)
+    renderer = Renderer(
+        tokenizer, config.data.chat_template, images=tokens_of(processor, reader.folder if reader else None)
+    )
     if question.role is not None:
         _check_answers(renderer, question.role)
     if not question.rows:
         return {}
-    pinned = [_first(source, RENDERED) for source in config.sources]
+    count = WITH_IMAGES if reader and _have_images(question, reader) else RENDERED
+    pinned = [_first(source, count) for source in config.sources]
     ledger = statistics.Ledger(pinned, config.data.max_bad_rows, kind)
     limits = Limits(config.data, renderer, tokenizer.bos_token_id, config.settings)
-    kept = list(kept_rows(pinned, limits, ledger, kind, question.seed, None))
+    kept = list(kept_rows(pinned, limits, ledger, kind, question.seed, None, reader=reader))
     rows = [columns for _, columns in kept]
     _judge(ledger, config.data)
     warnings = [*_notes(config.sources), *statistics.not_read(ledger.unread + renderer.fields.unread)]
@@ -246,6 +280,16 @@ def _render(question: Question) -> dict[str, Any]:
         "used": drawn and not config.data.has_test_rows,
         "samples": [_sample(row) for row in rows[:SAMPLES]],
     }
+
+
+def _have_images(question: Question, reader: ImageReader) -> bool:
+    """Whether one of the first rows of the sources has an image."""
+    config, kind = question.dataset, kinds.load(question.dataset.kind)
+    first = [_first(source, 1) for source in config.sources]
+    for number, source in enumerate(first):
+        for _ in examples(source, number, statistics.Ledger(first, 1.0, kind), kind, question.seed, reader=reader):
+            pass
+    return reader.count > 0
 
 
 def _check_answers(renderer: Renderer, role: str) -> None:
@@ -318,6 +362,18 @@ def _tokenizer(source: TokenizerSource) -> Any:
     if source.chat_template is not None:
         tokenizer.chat_template = source.chat_template
     return _with_settings(tokenizer, source)
+
+
+def _processor(source: TokenizerSource) -> ImageProcessor | None:
+    """The processor of a model's images; None if it has none."""
+    from alignment_core.models.images import ImageProcessor
+
+    folder = source.folder
+    if source.hub is not None:
+        from huggingface_hub import snapshot_download
+
+        folder = snapshot_download(source.hub, revision=source.commit, allow_patterns=list(BESIDE_WEIGHTS))
+    return ImageProcessor.of(Path(folder), source.trust_remote_code) if folder else None
 
 
 def _with_settings(tokenizer: Any, source: TokenizerSource) -> Any:

@@ -116,6 +116,25 @@ def pinned_files(address: str, revision: str | None = None) -> list[RemoteFile]:
         return [_pinned(files, f"{scheme}://{name}", info) for name, info in entries]
 
 
+def read_bytes(address: str, most: int) -> bytes:
+    """The first ``most`` bytes of the file at an address, in its present version. Raises as :func:`pinned_files` does."""
+    as_stream = {"block_size": 0} if address.startswith("http") else {}
+    for attempt in range(ATTEMPTS):
+        try:
+            with _explained(address):
+                files, path = _connected(address)
+                with files.open(path, "rb", **as_stream) as opened:
+                    content = b""
+                    while len(content) < most and (more := opened.read(most - len(content))):
+                        content += more
+                    return content
+        except Unavailable:
+            if attempt + 1 == ATTEMPTS:
+                raise
+            time.sleep(min(10.0, 0.5 * 2**attempt))
+    raise AssertionError("unreachable")
+
+
 def pinned_folder(address: str, patterns: Sequence[str]) -> dict[str, RemoteFile]:
     """The files of the folder at an address whose relative paths match one of the globs, by relative path. Raises as
     :func:`pinned_files` does, and UserError for the address of a web server."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import tempfile
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +19,11 @@ from alignment_core.data.conditions import compared, conditioned
 from alignment_core.data.context import check_context, check_embedded
 from alignment_core.data.fields import Fields
 from alignment_core.data.hold_out import RowMeta
+from alignment_core.data.image_reader import ImageReader
+from alignment_core.data.image_tokens import Processor, tokens_of
+from alignment_core.data.images import COLUMN as IMAGES
+from alignment_core.data.images import FOLDER as IMAGES_FOLDER
+from alignment_core.data.images import keep_images
 from alignment_core.data.kinds import KEPT, DroppedRow, Example, Kind
 from alignment_core.data.limits import SHORTENED, Limits
 from alignment_core.data.message_fields import CONTEXT
@@ -50,18 +57,26 @@ class BuiltDataset:
     """Digests of the prompts of the training table, see :mod:`alignment_core.data.overlap`."""
     shuffled: bool = True
     """Whether training shuffles the rows, see :mod:`alignment_core.data.row_order`."""
+    images: Path | None = None
+    """The folder with the images of the rows; None if no row has one."""
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """The columns of both tables and their types."""
+        return {**self.kind.columns, **({IMAGES: "texts"} if self.images else {})}
 
     def of(self, table: str) -> Iterator[dict[str, Any]]:
         """The rows of a table, one at a time."""
-        return self.rows.chosen(self.numbers[table])
+        rows = self.rows.chosen(self.numbers[table])
+        return ({IMAGES: (), **row} for row in rows) if self.images else rows
 
     @property
     def train(self) -> pyarrow.Table:
-        return tables.to_table(self.of("train"), self.kind.columns)
+        return tables.to_table(self.of("train"), self.columns)
 
     @property
     def test(self) -> pyarrow.Table:
-        return tables.to_table(self.of("test"), self.kind.columns)
+        return tables.to_table(self.of("test"), self.columns)
 
 
 def build(
@@ -75,22 +90,25 @@ def build(
     settings: Mapping[str, Any] | None = None,
     scratch: Path | None = None,
     embeddings: int | None = None,
+    processor: Processor | None = None,
 ) -> BuiltDataset:
     """Build the data set of ``config`` from its pinned sources, of the kind of rows with this name. Equal arguments give
     equal tables.
 
     ``on_progress`` is called with (rows read, total rows if known). ``context`` is the model's context length in tokens;
-    ``embeddings`` the number of tokens that it has embeddings for; ``settings`` are those of the kind of rows. Rows need not
+    ``embeddings`` the number of tokens that it has embeddings for; ``processor`` that of its images, None for a model of text;
+    ``settings`` are those of the kind of rows. Rows need not
     fit into memory: they are in a file in ``scratch`` (None: the folder for temporary files), with about a kilobyte per row
     in memory. Raises UserError for settings that cannot work with this tokenizer and for tokens without embeddings,
     DataError for rows that cannot be used; both before any training begins.
     """
     kind = kinds.load(kind_name)
     ledger = statistics.Ledger(pinned, config.max_bad_rows, kind)
-    renderer = Renderer(tokenizer, config.chat_template)
+    reader = ImageReader(images_folder(scratch)) if processor and kind.takes_images else None
+    renderer = Renderer(tokenizer, config.chat_template, images=tokens_of(processor, reader.folder if reader else None))
     limits = Limits(config, renderer, tokenizer.bos_token_id, settings or {})
     rows, kept = DiskList[dict[str, Any]](scratch), []
-    for row, columns in kept_rows(pinned, limits, ledger, kind, seed, on_progress, scratch):
+    for row, columns in kept_rows(pinned, limits, ledger, kind, seed, on_progress, scratch, reader):
         check_embedded(columns, embeddings, tokenizer.convert_ids_to_tokens)
         rows.append(columns)
         kept.append(row)
@@ -118,6 +136,7 @@ def build(
         lengths = [kept[number].sequences for number in table]
         check_context(lengths, context, partial(_source, rows, table))
     tokens = statistics.lengths(row.sequences for row in train)
+    images = statistics.images(rows[number].get(IMAGES, ()) for table in numbers.values() for number in table)
     return BuiltDataset(
         kind,
         rows,
@@ -127,10 +146,22 @@ def build(
             **({"today": f"{TODAY:%Y-%m-%d}"} if renderer.asks_for_today else {}),
             **ledger.summary(*per_source),
             "tokens": tokens,
+            **({"images": images} if images else {}),
         },
         frozenset(prompt for row in train for prompt in row.prompts),
         config.shuffle,
+        reader.folder if reader and images else None,
     )
+
+
+def images_folder(scratch: Path | None) -> Path:
+    """The folder for images while rows are read: below ``scratch``, or else a temporary one until the process ends."""
+    return scratch / IMAGES_FOLDER if scratch else Path(_temporary().name)
+
+
+@functools.cache
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="align-images-")
 
 
 def _source(rows: DiskList[dict[str, Any]], table: Sequence[int], place: int) -> str:
@@ -139,15 +170,15 @@ def _source(rows: DiskList[dict[str, Any]], table: Sequence[int], place: int) ->
 
 
 def write(built: BuiltDataset, directory: Path) -> None:
-    """Write train.parquet, test.parquet (if it has rows), statistics.json and the digests of the training prompts: the
-    same bytes for the same data."""
+    """Write train.parquet, test.parquet (if it has rows), statistics.json, the digests of the training prompts and the images:
+    the same bytes for the same data."""
     import pyarrow.parquet as pq
 
     directory.mkdir(parents=True, exist_ok=True)
     for name, numbers in built.numbers.items():
         if not len(numbers):
             continue
-        layout = tables.schema(built.kind.columns)
+        layout = tables.schema(built.columns)
         if not built.shuffled:
             layout = as_stored(layout)
         with pq.ParquetWriter(directory / f"{name}.parquet", layout, compression="zstd") as file:
@@ -156,6 +187,9 @@ def write(built: BuiltDataset, directory: Path) -> None:
     text = json.dumps(built.statistics, indent=2, sort_keys=True, ensure_ascii=False)
     (directory / "statistics.json").write_text(text + "\n", encoding="utf-8")
     overlap.write_prompts(built.prompts, directory)
+    if built.images:
+        digests = {digest for name in built.numbers for row in built.of(name) for digest in row[IMAGES]}
+        keep_images(digests, built.images, directory / IMAGES_FOLDER)
 
 
 def kept_rows(
@@ -166,6 +200,7 @@ def kept_rows(
     seed: int,
     on_progress: OnProgress | None,
     scratch: Path | None = None,
+    reader: ImageReader | None = None,
 ) -> Iterator[tuple[RowMeta, dict[str, Any]]]:
     """Rows of the table from all sources, with their columns; dropped rows are counted in the ``ledger``."""
     if not limits.config.completion_only_loss and not kind.trains_prompts:
@@ -174,14 +209,14 @@ def kept_rows(
     number_of_row = 0
     for number, source in enumerate(pinned):
         names_tasks = origin_of(source.source).names_tasks
-        read_rows = examples(source, number, ledger, kind, seed, limits.config.prompt_template, scratch)
+        read_rows = examples(source, number, ledger, kind, seed, limits.config.prompt_template, scratch, reader)
         for example_number, (where, example, shown, kept) in enumerate(read_rows):
             read = ledger.read.total()
             if on_progress and read % PROGRESS_EVERY == 0:
                 on_progress(read, total)
             try:
                 digest, prompts, context = _digests(example, kept, limits.config.assistant_turns == "last")
-                rendered = shown.rows(limits)
+                rendered = [limits.finished(row) for row in shown.rows(limits)]
             except (ValueError, RecursionError) as error:
                 ledger.bad(number, where, str(error))
                 continue
@@ -193,7 +228,8 @@ def kept_rows(
                     ledger.dropped[number][columns] += 1
                 else:
                     ledger.shortened[number] += SHORTENED in columns
-                    columns = tables.compact({**columns, **made_by}, kind.columns)
+                    types = {**kind.columns, **({IMAGES: "texts"} if IMAGES in columns else {})}
+                    columns = tables.compact({**columns, **made_by}, types)
                     sequences = kind.sequences(columns)
                     yield RowMeta(number_of_row, number, example_number, digest, prompts, context, sequences), columns
                     number_of_row += 1
@@ -209,10 +245,17 @@ def examples(
     seed: int,
     template: str | None = None,
     scratch: Path | None = None,
+    reader: ImageReader | None = None,
 ) -> Iterator[tuple[str, Example, Example, str | None]]:
     """The well-formed rows of a source: its place, the example by which it is told apart, the example with its prompt in the
-    ``template``, and its ``keep_columns`` as JSON text. The first row decides the format."""
+    ``template``, and its ``keep_columns`` as JSON text. The first row decides the format. ``reader`` reads the images of rows;
+    None for a model of text."""
     source, format = pinned.source, None
+    folders = functools.cache(lambda: origin_of(source).folders(pinned))
+
+    def folder(where: str) -> str | None:
+        return folders().get(where.rpartition(":")[0])
+
     try:
         formats.check_format(source.format, kind)
         if source.keep_columns and KEPT not in kind.columns:
@@ -230,8 +273,10 @@ def examples(
             except UserError as error:
                 raise DataError(f"{where}: {error}") from None
         try:
-            fields = Fields(row, source.columns)
+            images = reader.of_row(partial(folder, where)) if reader and kind.takes_images else None
+            fields = Fields(row, source.columns, images)
             example = kind.formats[format].parse(fields)
+            fields.check_images()
             shown = conditioned(example, template, fields) if template else example
             kept = fields.kept(source.keep_columns)
             ledger.unread.update(f"rows have `{name}`, which nothing reads" for name in fields.unread(CONTEXT))

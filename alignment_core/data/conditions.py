@@ -9,6 +9,7 @@ from string import Formatter
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.data.fields import Fields, short
+from alignment_core.data.images import is_image
 from alignment_core.data.messages import Messages
 from alignment_core.recipes.sections.data import PROMPT
 
@@ -93,5 +94,19 @@ def _first_user(messages: Messages) -> int | None:
 
 def _with(messages: Messages, number: int, write: Callable[[str], str]) -> Messages:
     message = messages[number]
-    changed = {**message, "content": write(message["content"])}
+    changed = {**message, "content": _written_content(message["content"], write)}
     return [*messages[:number], changed, *messages[number + 1 :]]
+
+
+def _written_content(content: str | list[dict[str, Any]], write: Callable[[str], str]) -> str | list[dict[str, Any]]:
+    """A content with its only text written anew, behind the images if it has none. Raises ValueError for several texts."""
+    if isinstance(content, str):
+        return write(content)
+    places = [place for place, part in enumerate(content) if not is_image(part)]
+    if len(places) > 1:
+        raise ValueError(
+            "`prompt_template` needs one text in the message of the user, and its images are between several"
+        )
+    place = places[0] if places else len(content)
+    text = content[place]["text"] if places else ""
+    return [*content[:place], {"type": "text", "text": write(text)}, *content[place + 1 :]]

@@ -6,11 +6,15 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from alignment_core.data.message_fields import in_text, untrained, without_weights
+from alignment_core.data.images import is_image
+from alignment_core.data.message_fields import in_parts, untrained, with_images, without_weights
 from alignment_core.data.messages import Messages
 from alignment_core.data.sharegpt import is_sharegpt, to_message
+
+if TYPE_CHECKING:
+    from alignment_core.data.image_reader import RowImages
 
 _MESSAGE_ROLES = ("system", "developer", "user", "assistant", "tool")
 _ABSENT = object()
@@ -56,8 +60,13 @@ class Fields:
     All values that it returns can be stored as JSON.
     """
 
-    def __init__(self, values: Mapping[str, Any], columns: Mapping[str, str]) -> None:
+    def __init__(self, values: Mapping[str, Any], columns: Mapping[str, str], images: RowImages | None = None) -> None:
+        """``images`` reads the row's images; None where the model or the kind of rows takes text alone."""
         self._values = values
+        self._images = images
+        self._digests: list[str] | None = None
+        self._from_column: dict[str, int] = {}
+        """How many images of the row's own column the messages of each role have."""
         self._mapped = columns
         self._keys = {**columns}
         for role, name in _OTHER_NAMES.items():
@@ -90,6 +99,8 @@ class Fields:
     def prompt(self) -> str | Messages:
         """The role ``prompt``, not empty."""
         prompt = self.text_or_messages("prompt")
+        if isinstance(prompt, str) and self._images is not None and self._column_images():
+            prompt = self._placed([{"role": "user", "content": prompt}], "prompt")
         if not prompt:
             raise ValueError("`prompt` is empty")
         return prompt
@@ -98,7 +109,8 @@ class Fields:
         return _checked_text(self._needed(role), f"`{self.name(role)}`")
 
     def messages(self, role: str) -> Messages:
-        return without_weights(self._messages(self._needed(role), self.name(role)), self.name(role))
+        messages = without_weights(self._messages(self._needed(role), self.name(role)), self.name(role))
+        return self._placed(messages, role)
 
     def conversations(self) -> Messages | None:
         """The messages of a column that the recipe names, or else of ShareGPT's column ``conversations``; None without one."""
@@ -112,7 +124,7 @@ class Fields:
         if is_sharegpt(value):  # an answer as one message
             value = [value]
         if isinstance(value, list):
-            return without_weights(self._messages(value, name), name)
+            return self._placed(without_weights(self._messages(value, name), name), role)
         raise ValueError(f"`{name}` is {kind_of(value)}; text or a list of messages is needed")
 
     def untrained(self, role: str) -> list[int]:
@@ -125,7 +137,10 @@ class Fields:
             raise ValueError(f"`{name}` is {kind_of(value)}; a list of messages is needed")
         if not value:
             raise ValueError(f"`{name}` is an empty list; at least one message is needed")
-        messages = [_checked_message(message, f"{name}[{index}]", self._padded) for index, message in enumerate(value)]
+        messages = [
+            _checked_message(message, f"{name}[{index}]", self._padded, self._images)
+            for index, message in enumerate(value)
+        ]
         if (
             is_sharegpt(value[0])
             and messages[0]["role"] != "system"
@@ -134,6 +149,47 @@ class Fields:
         ):
             return [{"role": "system", "content": self.text("system")}, *messages]
         return messages
+
+    def check_images(self) -> None:
+        """Raise ValueError if the row's own column has images that no message took."""
+        most = max(self._from_column.values(), default=0)
+        if most and most < (count := len(self._column_images())):
+            raise ValueError(f"`{self._image_column()}` has {count} images, and the messages have parts for {most}")
+
+    def _placed(self, messages: Messages, role: str) -> Messages:
+        """The messages with the images of the row's own column; a completion takes those that are left by the prompt."""
+        if self._images is None:
+            return messages
+        start = self._from_column.get("prompt", 0) if role == "completion" else 0
+        placed, count = with_images(
+            messages, self._column_images()[start:], self.name(role), first_turn=role != "completion"
+        )
+        if count:
+            self._from_column[role] = start + count
+        return placed
+
+    def _column_images(self) -> list[str]:
+        """The digests of the images in the row's own column."""
+        if self._digests is None:
+            column = self._image_column()
+            value = self.column(column) if self._has_something(column) else []
+            several = value if isinstance(value, list) else [value]
+            read = self._images
+            assert read is not None
+            self._digests = [
+                read(image, f"{column}[{at}]" if value is several else column) for at, image in enumerate(several)
+            ]
+        return self._digests
+
+    def _image_column(self) -> str:
+        """The column of the row's images: `images`, or else `image`, where the recipe names none."""
+        named = self.name("images")
+        return "image" if named == "images" and self._values.get("images") is None else named
+
+    def _has_something(self, name: str) -> bool:
+        """Whether there is something in a column, by its own name."""
+        value = _lookup(self._values, name)
+        return value is not _ABSENT and not _is_blank(value)
 
     def tools(self) -> list[dict[str, Any]] | None:
         """The role ``tools``: schemas of functions, as a list or as its JSON text; None if there are none."""
@@ -230,19 +286,20 @@ def _is_blank(value: Any) -> bool:
     return value is None or (isinstance(value, str | list | dict) and not value)
 
 
-def _checked_message(value: Any, name: str, padded: bool) -> dict[str, Any]:
+def _checked_message(value: Any, name: str, padded: bool, images: RowImages | None) -> dict[str, Any]:
     """A message without fields that are null; with ``padded`` nulls at any depth stand for fields that are absent."""
     if not isinstance(value, dict):
         raise ValueError(f"`{name}` is {kind_of(value)}; an object with `role` and `content` is needed")
     value = {field: without_padding(item) if padded else item for field, item in value.items()}
     value = to_message(value, name) if is_sharegpt(value) else value
-    value = in_text(value, name)
+    value = in_parts(value, name, images)
     if value.get("role") == "assistant" and value.get("tool_calls") and value.get("content") is None:
         value = {**value, "content": ""}
     for field in ("role", "content"):
         if field not in value:
             raise ValueError(f"`{name}` has no `{field}`; it has {', '.join(map(str, value)) or 'no fields'}")
-        _checked_text(value[field], f"`{name}.{field}`")
+        for text in _texts(value[field]):
+            _checked_text(text, f"`{name}.{field}`")
     if value["role"] not in _MESSAGE_ROLES:
         raise ValueError(f"`{name}.role` is {short(value['role'])}; roles are {', '.join(_MESSAGE_ROLES)}")
     message = {field: item for field, item in value.items() if item is not None}
@@ -251,6 +308,12 @@ def _checked_message(value: Any, name: str, padded: bool) -> dict[str, Any]:
             _with_arguments(call, f"{name}.tool_calls[{number}]") for number, call in enumerate(calls)
         ]
     return message
+
+
+def _texts(value: Any) -> list[Any]:
+    """The texts of a content with images; other values as they are."""
+    has_images = isinstance(value, list) and any(map(is_image, value))
+    return [part["text"] for part in value if not is_image(part)] if has_images else [value]
 
 
 def _with_arguments(call: Any, name: str) -> Any:

@@ -48,7 +48,7 @@ def _unpacked(path: RowsFile, reader: Callable[[RowsFile], Iterator[NumberedRow]
         raise DataError(f"{path}: is not a readable {path.suffix.lower()} file: {first_line(error)}") from None
 
 
-def _open(path: RowsFile) -> BinaryIO:
+def open_unpacked(path: RowsFile) -> BinaryIO:
     """The bytes of a file, unpacked."""
     packed = path.suffix.lower()
     if packed == ".zst":
@@ -64,7 +64,7 @@ def _open(path: RowsFile) -> BinaryIO:
 
 
 def _jsonl(path: RowsFile) -> Iterator[NumberedRow]:
-    with _open(path) as file:
+    with open_unpacked(path) as file:
         number = 0
         while line := file.readline(LONGEST_LINE + 1):
             number += 1
@@ -105,12 +105,12 @@ def _not_an_object(value: Any) -> str:
 
 def _json(path: RowsFile) -> Iterator[NumberedRow]:
     """A list of objects, or JSON lines under the name .json, as many data sets have it."""
-    with _open(path) as file:
+    with open_unpacked(path) as file:
         if not file.read(1024).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
             yield from _jsonl(path)
             return
     try:
-        with _open(path) as file:
+        with open_unpacked(path) as file:
             rows = json.loads(file.read().decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         raise DataError(f"{path}:{error.lineno}:{error.colno}: is not valid JSON: {error.msg}") from None
@@ -123,7 +123,7 @@ def _json(path: RowsFile) -> Iterator[NumberedRow]:
 def _csv(path: RowsFile) -> Iterator[NumberedRow]:
     csv.field_size_limit(LONGEST_LINE)  # the module's own limit of 128 KiB is shorter than many documents
     # Invalid UTF-8 becomes unpaired surrogates, which the parser of the row then refuses by column.
-    with io.TextIOWrapper(_open(path), encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+    with io.TextIOWrapper(open_unpacked(path), encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         lines = csv.reader(file, strict=True)
         try:
             header = next(lines, [])
@@ -176,7 +176,7 @@ def _arrow(path: RowsFile) -> Iterator[NumberedRow]:
 
 def _txt(path: RowsFile) -> Iterator[NumberedRow]:
     """One row ``{"text": …}``, the whole file."""
-    with _open(path) as file:
+    with open_unpacked(path) as file:
         content = file.read(LONGEST_LINE + 1)
     if len(content) > LONGEST_LINE:
         yield 1, f"is longer than {LONGEST_LINE} bytes: split the file"

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from alignment_core.data.image_tokens import CUT
+from alignment_core.data.images import COLUMN, images_in
 from alignment_core.data.template import Renderer, TrainingText
 from alignment_core.recipes.sections.data import DataConfig
 
@@ -15,6 +17,7 @@ REASONS = {
     "prompt_too_long": "have a prompt longer than max_prompt_length",
     "too_long": "are longer than max_length",
     "different_prompts": "have chosen and rejected conversations that differ before their last message",
+    CUT: "would lose an image within max_length or max_prompt_length",
     "duplicate_of_test": "repeat a row of the test split",
     "prompt_of_test": "have a prompt of a source that is held out",
 }
@@ -39,19 +42,26 @@ class Limits:
         why the row is dropped."""
         if text.empty:
             return "empty_completion"
-        ids, mask = text.input_ids, text.loss_mask
+        ids, mask, images = text.input_ids, text.loss_mask, with_images(text.text)
         prompt = mask.index(1)
         room = self.room(prompt, len(ids) - prompt)
         if isinstance(room, str):
             return room
         head, tail = room
         if head + tail == len(ids):
-            return {"input_ids": ids, "loss_mask": mask, "text": text.text}
+            return {"input_ids": ids, "loss_mask": mask, "text": text.text, **images}
         kept = self.cut_prompt(ids[:prompt], head)
         ids = kept + ids[prompt : prompt + tail]
         mask = [0] * len(kept) + mask[prompt : prompt + tail]
         # Decoded, not sliced: the text must be that of the remaining tokens.
-        return {"input_ids": ids, "loss_mask": mask, "text": self.renderer.decode(ids), SHORTENED: True}
+        shortened = self.renderer.decode(ids, images_in(text.text))
+        return {"input_ids": ids, "loss_mask": mask, "text": shortened, **images, SHORTENED: True}
+
+    def finished(self, columns: dict[str, Any] | str) -> dict[str, Any] | str:
+        """The columns of a rendered row as the table has them, or the reason why it is dropped: its images are shown in texts
+        and no targets. Raises ValueError for tokens of images that are no images."""
+        images = self.renderer.images
+        return columns if images is None or isinstance(columns, str) else images.finished(columns)
 
     def room(self, prompt: int, completion: int) -> tuple[int, int] | str:
         """Tokens that a prompt and what follows it may keep, all where they fit; or the reason why the row is dropped."""
@@ -76,7 +86,7 @@ class Limits:
     def cut(self, columns: dict[str, Any], name: str, ids: list[int]) -> dict[str, Any]:
         """Put shorter ids into ``<name>_ids`` of a row and, as text is a view of ids, their text into ``<name>``."""
         if len(ids) < len(columns[f"{name}_ids"]):
-            columns |= {f"{name}_ids": ids, name: self.renderer.decode(ids), SHORTENED: True}
+            columns |= {f"{name}_ids": ids, name: self.renderer.decode(ids, images_in(columns[name])), SHORTENED: True}
         return columns
 
 
@@ -89,3 +99,9 @@ def rooms(prompt: int, completion: int, max_length: int, max_prompt_length: int 
     prompt = min(prompt, max_prompt_length or prompt)
     completion = min(completion, max(max_length - prompt, max_length // 2))
     return min(prompt, max_length - completion), completion
+
+
+def with_images(text: str) -> dict[str, Any]:
+    """The column of the images that a rendered text has; no column without any."""
+    images = images_in(text)
+    return {COLUMN: images} if images else {}

@@ -10,10 +10,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from alignment_core.data.images import image_part, is_image
 from alignment_core.data.messages import Messages
 from alignment_core.errors import UserError
+
+if TYPE_CHECKING:
+    from alignment_core.data.image_reader import RowImages
 
 Message = dict[str, Any]
 Tools = list[dict[str, Any]]
@@ -40,27 +44,103 @@ CONTEXT = (
 """Columns that other libraries put into the prompt. Some kinds of rows read some of them."""
 _TAG = re.compile(r"</?\w+>")
 _TEXT_PARTS = ("text", "input_text", "output_text")
+IMAGE_PARTS = ("image", "image_url", "input_image")
+IMAGE_FIELDS = ("image", "image_url", "url", "path")
+"""Names of an image in its part: of ``datasets`` and TRL, OpenAI, and chat templates of ``transformers``."""
+_ONLY_TEXT = "only text is read here: images need an image-text model and demonstrations, pairs, completions or prompts"
 _OF_TOOLS = ("name", "tool_call_id")
 """Fields of a tool's message that identify the call it answers; templates that need them raise an error without them."""
 
 
-def in_text(message: Mapping[str, Any], name: str) -> Message:
-    """The message with a ``content`` of text parts as one text. Raises ValueError for images and other media."""
+def in_parts(message: Mapping[str, Any], name: str, images: RowImages | None = None) -> Message:
+    """The message with a ``content`` of text parts as one text; with images, as texts and images by their digests.
+
+    ``images`` reads an image; without it, the model or these rows take text alone. A part for an image that names none stays
+    without a digest, for :func:`with_images`. Raises ValueError for other media, and for images of an assistant.
+    """
     for field in MEDIA:
         if message.get(field):
-            raise ValueError(f"`{name}.{field}` is not text; models are trained and sampled on text alone here")
+            raise ValueError(
+                f"`{name}.{field}` is not text: images belong into parts of `content`, other media are not read"
+            )
     content = message.get("content")
     if not isinstance(content, list) or not content or not all(isinstance(part, str | Mapping) for part in content):
         return dict(message)
-    return {**message, "content": "".join(_text(part, f"{name}.content[{at}]") for at, part in enumerate(content))}
+    parts: list[Message] = []
+    for at, part in enumerate(content):
+        where = f"{name}.content[{at}]"
+        if images is not None and _names_image(part):
+            if message.get("role") == "assistant":
+                raise ValueError(f"`{where}` is an image of the assistant, which answers in text")
+            parts.append(_image(part, where, images))
+        elif parts and not is_image(parts[-1]):
+            parts[-1] = {"type": "text", "text": parts[-1]["text"] + _text(part, where)}
+        else:
+            parts.append({"type": "text", "text": _text(part, where)})
+    whole = parts if any(map(is_image, parts)) else parts[0]["text"]
+    return {**message, "content": whole}
+
+
+def _names_image(part: str | Mapping[str, Any]) -> bool:
+    if isinstance(part, str):
+        return False
+    return part.get("type") in IMAGE_PARTS or ("type" not in part and any(map(part.get, ("image", "image_url"))))
+
+
+def _image(part: str | Mapping[str, Any], name: str, images: RowImages) -> Message:
+    assert isinstance(part, Mapping)
+    field = next((field for field in IMAGE_FIELDS if part.get(field) is not None), None)
+    if field is None:
+        return {"type": "image"}
+    image = part[field]
+    if field == "image_url" and isinstance(image, Mapping):
+        image = image.get("url")
+    return image_part(images(image, name))
 
 
 def _text(part: str | Mapping[str, Any], name: str) -> str:
     text = part if isinstance(part, str) else part.get("text") if part.get("type", "text") in _TEXT_PARTS else None
     if not isinstance(text, str):
         kind = f"a part of the type {part.get('type')!r}" if isinstance(part, Mapping) else "null"
-        raise ValueError(f"`{name}` is {kind}; models are trained and sampled on text alone here")
+        raise ValueError(
+            f"`{name}` is {kind}, and {_ONLY_TEXT if _names_image(part) else 'only text and images are read'}"
+        )
     return text
+
+
+def with_images(messages: Messages, digests: Sequence[str], name: str, first_turn: bool) -> tuple[Messages, int]:
+    """The messages with images of the row's own column in the parts that name none, and how many it took.
+
+    Without an image in any part, and with ``first_turn``, all are put in front of the first text of the user, as TRL does.
+    Raises ValueError for more parts than images.
+    """
+    parts = [part for message in messages for part in _parts(message) if is_image(part)]
+    unnamed = sum("image" not in part for part in parts)
+    if unnamed > len(digests):
+        raise ValueError(f"`{name}` has {unnamed} parts for images, and the row's `images` are {len(digests)}")
+    if not parts and first_turn and digests:
+        place = next((place for place, message in enumerate(messages) if message["role"] == "user"), None)
+        if place is None:
+            return messages, 0
+        text = {"type": "text", "text": messages[place]["content"]}
+        content = [*map(image_part, digests), *([text] if text["text"] else [])]
+        return [*messages[:place], {**messages[place], "content": content}, *messages[place + 1 :]], len(digests)
+    left = iter(digests)
+    return [
+        {**message, "content": [part if _is_known_part(part) else image_part(next(left)) for part in _parts(message)]}
+        if _parts(message)
+        else message
+        for message in messages
+    ], unnamed
+
+
+def _parts(message: Message) -> list[Message]:
+    content = message.get("content")
+    return content if isinstance(content, list) else []
+
+
+def _is_known_part(part: Message) -> bool:
+    return not is_image(part) or "image" in part
 
 
 def is_target(message: Mapping[str, Any], name: str) -> bool | None:
@@ -207,7 +287,7 @@ class ShownFields:
             shape = (role, field, place == 0)
             if _is_empty(value) or _is_known(role, field, value) or shape in self._shown:
                 continue
-            changed = {**message, field: f"{value}?"} if field == "content" else _without(message, field)
+            changed = {**message, field: _longer(value)} if field == "content" else _without(message, field)
             if shape in self._hidden or not self._differs(
                 [*before, message, *rest], [*before, changed, *rest], [], tools
             ):
@@ -243,6 +323,11 @@ class ShownFields:
             except ValueError:
                 return True
         return True  # refused either way: the rendering of the row itself raises the error
+
+
+def _longer(content: Any) -> Any:
+    """A content with one more character of text."""
+    return [*content, {"type": "text", "text": "?"}] if isinstance(content, list) else f"{content}?"
 
 
 def _is_empty(value: Any) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
+
+from alignment_core.data.images import PREFIX, in_brackets, is_image
 
 Messages = list[dict[str, Any]]
 
@@ -50,16 +52,25 @@ def tools_of(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     return json.loads(tools) if tools else None
 
 
+def text_of(content: str | Sequence[Mapping[str, Any]]) -> str:
+    """The content of a message for a reader: an image is ``[image sha256:0123456789ab]``."""
+    if isinstance(content, str):
+        return content
+    return "".join(
+        in_brackets(str(part["image"]).removeprefix(PREFIX)) if is_image(part) else part["text"] for part in content
+    )
+
+
 def in_words(prompt: str | Messages, tools: list[dict[str, Any]] | None) -> str:
     """A prompt for a reader: a text or a single message as it is, otherwise one paragraph for each message, with its speaker
     and calls, and the tools before them."""
     if isinstance(prompt, str):
         prompt = user(prompt)
     if len(prompt) == 1 and not tools:
-        return str(prompt[0]["content"])
+        return text_of(prompt[0]["content"])
     paragraphs = [f"tools: {json.dumps(tools, ensure_ascii=False)}"] if tools else []
     for message in prompt:
         calls = message.get("tool_calls")
-        parts = [message["content"], *([json.dumps(calls, ensure_ascii=False)] if calls else [])]
+        parts = [text_of(message["content"]), *([json.dumps(calls, ensure_ascii=False)] if calls else [])]
         paragraphs.append(f"{message['role']}: {' '.join(filter(None, parts))}")
     return "\n\n".join(paragraphs)

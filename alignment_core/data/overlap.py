@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from alignment_core.canonical import digest_of
+from alignment_core.data.images import is_image
 from alignment_core.data.messages import Messages, as_messages
 
 FILE = "prompts.sha256"
@@ -24,7 +25,7 @@ def digest_of_prompt(prompt: str | Messages) -> str:
 
 
 def _compared(message: dict[str, Any]) -> dict[str, Any]:
-    compared = {"role": message["role"], "content": message["content"].strip()}
+    compared = {"role": message["role"], "content": _stripped(message["content"])}
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return compared
@@ -32,6 +33,14 @@ def _compared(message: dict[str, Any]) -> dict[str, Any]:
         **compared,
         "tool_calls": [call.get("function", call) if isinstance(call, dict) else call for call in calls],
     }
+
+
+def _stripped(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """A content without white space around each of its texts; texts of white space alone are left out beside images."""
+    if isinstance(content, str):
+        return content.strip()
+    stripped = [part if is_image(part) else {**part, "text": part["text"].strip()} for part in content]
+    return [part for part in stripped if is_image(part) or part["text"]]
 
 
 def digests_before_answers(messages: Messages) -> tuple[str, ...]:

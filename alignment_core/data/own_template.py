@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from alignment_core.data.images import shown
 from alignment_core.data.messages import as_given, tools_of
 from alignment_core.data.statistics import not_read
 from alignment_core.data.template import TODAY, Renderer
@@ -79,7 +80,7 @@ def _rendered(row: Row, renderer: Renderer, policy_name: str) -> Row:
         raise UserError(
             f"{row.get('source')}: the prompt cannot be rendered for {policy_name}: {error}; {FOR_ALL}"
         ) from None
-    templated = text != given
+    text, templated = shown(text), text != given
     messages = (row.get("messages") or json.dumps(given, ensure_ascii=False)) if templated else None
     return {
         **row,

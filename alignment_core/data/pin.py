@@ -38,6 +38,8 @@ class PinnedSource(BaseModel):
     remote: tuple[RemoteFile, ...] = Field((), exclude_if=lambda files: not files)
     """Files at an address."""
     hub_commit: str | None = None
+    images: str | None = Field(None, exclude_if=lambda digest: digest is None)
+    """Digest of the images that rows of the ``files`` name by paths."""
     notes: tuple[str, ...] = Field((), exclude_if=lambda notes: not notes)
     """Sentences about files of the folder that are left out; they do not decide the rows."""
     first: int | None = Field(None, exclude=True)
@@ -52,6 +54,7 @@ class PinnedSource(BaseModel):
             **source.model_dump(mode="json", include=_MEANING),
             **({"keep_columns": list(source.keep_columns)} if source.keep_columns else {}),
             **({"held_out": True} if source.held_out else {}),
+            **({"images": self.images} if self.images else {}),
         }
 
     @property

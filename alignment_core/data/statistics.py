@@ -175,6 +175,16 @@ def lengths(rows: Iterable[Sequence[Lengths]]) -> dict[str, Any]:
     }
 
 
+def images(rows: Iterable[Sequence[str]]) -> dict[str, int]:
+    """Numbers of rows with images, of their images, and of different ones among these; nothing without any."""
+    with_images, total, distinct = 0, 0, set[str]()
+    for digests in rows:
+        with_images += bool(digests)
+        total += len(digests)
+        distinct.update(digests)
+    return {"rows": with_images, "total": total, "distinct": len(distinct)} if total else {}
+
+
 def _distribution(counts: Sequence[int]) -> dict[str, float] | None:
     """Smallest, mean, median, 95th percentile (nearest rank) and largest of some counts; none of no counts."""
     if not counts:

@@ -18,6 +18,7 @@ def schema(columns: Mapping[str, str]) -> Any:
         "ids": pa.list_(pa.int32()),
         "mask": pa.list_(pa.int8()),
         "text": pa.string(),
+        "texts": pa.list_(pa.string()),
         "number": pa.float32(),
         "numbers": pa.list_(pa.float32()),
         "truth": pa.bool_(),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from alignment_core.data.images import images_of, is_image
 from alignment_core.data.message_fields import ShownFields
 from alignment_core.data.messages import Messages, answered_calls, as_messages, assistant, user
 from alignment_core.data.turn_end import ANSWER, PLAIN, PROBES, QUESTION, ClosingTokens, turn_end
@@ -17,6 +18,8 @@ from alignment_core.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from alignment_core.data.image_tokens import Encode, ImageTokens
 
 Ids = list[int]
 Tools = list[dict[str, Any]]
@@ -58,9 +61,15 @@ class Renderer:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, chat_template: str | None = None, eos_token_ids: Sequence[int] = ()
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        chat_template: str | None = None,
+        eos_token_ids: Sequence[int] = (),
+        images: Callable[[Encode], ImageTokens] | None = None,
     ) -> None:
-        """``eos_token_ids`` are those of the model's generation_config.json, needed to sample."""
+        """``eos_token_ids`` are those of the model's generation_config.json, needed to sample. ``images`` is what
+        :func:`alignment_core.data.image_tokens.tokens_of` gives; None for text alone. Rendered texts have stand-ins for images,
+        and their ids the images' tokens."""
         if not isinstance(tokenizer.added_tokens_decoder, dict):
             raise UserError(
                 f"the tokenizer is a {type(tokenizer).__name__} of another library, which renders no chat template: put the "
@@ -79,12 +88,15 @@ class Renderer:
         self.asks_for_today = "strftime_now" in str(self.template)
         self._eos_id: int = tokenizer.eos_token_id
         self._eos: str = tokenizer.eos_token
+        self.images = images(self.encode) if images else None
+        self._in_parts = False
         self.fields = ShownFields(self._render)
         self._closing = ClosingTokens(tokenizer, self.encode)
         self._rstrip = {number for number, token in tokenizer.added_tokens_decoder.items() if token.rstrip}
         """Tokens that include the white space behind them, which may be part of an answer."""
         if self.template:
             self._check_template()
+            self._in_parts = self._shows_parts_alone()
         self.turn_end = turn_end(self._render if self.template else None, tokenizer, self._closing, eos_token_ids)
 
     def answered(
@@ -236,6 +248,7 @@ class Renderer:
 
     def encode(self, text: str) -> Ids:
         """Ids of a text, without anything that the tokenizer would add around it."""
+        text = self.images.expanded(text) if self.images else text
         if self._backend is not None:
             return list(self._encoding(text).ids)
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -247,15 +260,19 @@ class Renderer:
             self._backend.no_padding()
         return self._backend.encode(text, add_special_tokens=False)
 
-    def decode(self, ids: Ids) -> str:
-        """Text of ids, special tokens included."""
-        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+    def decode(self, ids: Ids, images: Sequence[str] = ()) -> str:
+        """Text of ids, special tokens included, with stand-ins for the tokens of ``images``."""
+        text = str(self._tokenizer.decode(ids, skip_special_tokens=False))
+        return self.images.collapsed(text, images) if self.images else text
 
     def encode_parts(self, text: str, parts: Sequence[tuple[int, int]]) -> tuple[Ids, list[tuple[int, int]]]:
         """Ids of a text, and the range of tokens of each part, which is a range of characters (first, end).
 
         A token belongs to a part if any of its characters do.
         """
+        if self.images:
+            text, places = self.images.moved(text, [place for part in parts for place in part])
+            parts = list(zip(places[::2], places[1::2], strict=True))
         if self._backend is None:
             ids = self.encode(text)
             counts = [common_prefix(self.encode(text[:place]), ids) for part in parts for place in part]
@@ -375,10 +392,13 @@ class Renderer:
                 "the rows are messages, and neither the tokenizer nor the data set has a chat template (`plain` is none): "
                 "set `chat_template` in the recipe (of the data or of the model)"
             )
+        images = images_of(messages)
+        if images and self.images is None:
+            raise UserError("the messages have images, and the model reads text alone: choose an image-text model")
         try:
-            return str(
+            text = str(
                 self._tokenizer.apply_chat_template(
-                    messages,
+                    for_template(messages, self._in_parts),
                     tools=tools,
                     chat_template=self.template if isinstance(self.template, str) else None,
                     tokenize=False,
@@ -388,6 +408,16 @@ class Renderer:
             )
         except (TemplateError, TypeError, KeyError, AttributeError, IndexError) as error:
             raise ValueError(f"the chat template refuses this conversation: {error}") from None
+        return self.images.marked(text, images) if self.images else text
+
+    def _shows_parts_alone(self) -> bool:
+        """Whether the template shows no content that is a text, but a list of parts, as LLaVA's does."""
+        for self._in_parts in (False, True):
+            for question in PROBES:
+                with suppress(ValueError):
+                    if QUESTION in self._render(question, False):
+                        return self._in_parts
+        return False
 
     def _check_template(self) -> None:
         from jinja2 import TemplateError, TemplateSyntaxError
@@ -400,6 +430,21 @@ class Renderer:
             raise UserError(f"chat_template: is not valid Jinja, line {error.lineno}: {error.message}") from None
         except (TemplateError, TypeError, KeyError, AttributeError, IndexError, ValueError):
             return  # a template may require a system message, for example: each row is rendered anyway
+
+
+def for_template(messages: Messages, in_parts: bool) -> Messages:
+    """Messages as chat templates get them: images are not named; with ``in_parts``, all contents are lists of parts."""
+    if not in_parts and not images_of(messages):
+        return messages
+    contents = [message.get("content") for message in messages]
+    return [
+        {**message, "content": [{"type": "image"} if is_image(part) else part for part in content]}
+        if isinstance(content, list)
+        else {**message, "content": [{"type": "text", "text": content}]}
+        if in_parts and isinstance(content, str)
+        else message
+        for message, content in zip(messages, contents, strict=True)
+    ]
 
 
 def check_unanswered(prompt: str | Messages) -> None:

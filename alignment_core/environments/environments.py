@@ -244,7 +244,13 @@ class Environments:
             episode.finish_reason, episode.over = NO_ROOM, True
 
     def _first(self, episode: Episode, observation: Any, tools: Tools | None) -> list[int]:
-        """The prompt with the observation of `reset`; an agent's request replaces the prompt."""
+        """The prompt with the observation of `reset`; an agent's request replaces the prompt. Raises UserError if that would
+        lose the prompt's images."""
+        if episode.images and observation:
+            raise UserError(
+                "rl.environment: an observation of `reset` and an agent's requests are text, and prompts have images: use an "
+                "environment whose `reset` returns no observation"
+            )
         if isinstance(observation, dict):
             return self._renderer.encode_conversation(observation["messages"], tools)
         if not observation:

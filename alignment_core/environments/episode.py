@@ -69,6 +69,11 @@ class Episode:
         return self.opening or self.prompt["prompt_ids"]
 
     @property
+    def images(self) -> tuple[str, ...]:
+        """Paths of the images in the prompt."""
+        return tuple(self.prompt.get("images") or ())
+
+    @property
     def room(self) -> int:
         """Maximum number of tokens: those that an opening has more than the prompt count."""
         return self.most_tokens - max(0, len(self.prompt_ids) - len(self.prompt["prompt_ids"]))

@@ -18,6 +18,8 @@ class Request:
     prompt_ids: Sequence[int]
     max_tokens: int
     seed: int
+    images: tuple[str, ...] = ()
+    """Paths of the images in the prompt, whose tokens ``prompt_ids`` holds, in their order."""
 
 
 @dataclass(frozen=True)

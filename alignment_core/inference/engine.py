@@ -19,6 +19,7 @@ from alignment_core.inference.channels.buckets import Bucket
 from alignment_core.inference.channels.channel import Channel
 from alignment_core.inference.channels.control import Address
 from alignment_core.inference.completions import Completion, Completions, Request
+from alignment_core.inference.images import OPTIONS, accept_expanded_prompts, never_sampled, without_torchvision
 from alignment_core.inference.kv_cache import mib_of_engine
 from alignment_core.inference.options import BY_DEVICE, adapter_options, started, wakes
 from alignment_core.inference.parity import mean_difference
@@ -74,6 +75,9 @@ class Engine:
         prepare()
         import vllm
 
+        reads_images = is_multimodal(shape)
+        if reads_images:
+            without_torchvision(shape.get("architectures") or (), resources.tensor_parallel_size)
         make = functools.partial(
             vllm.LLM,
             str(folder),
@@ -81,7 +85,7 @@ class Engine:
             max_model_len=max_model_len,
             max_num_seqs=resources.max_num_seqs,
             # Prompts and completions are token ids; but processors of images are made with a tokenizer.
-            skip_tokenizer_init=not is_multimodal(shape),
+            skip_tokenizer_init=not reads_images,
             trust_remote_code=policy.trust_remote_code,
             logprobs_mode="processed_logprobs",  # those of the sampling distribution, at any temperature
             worker_extension_cls=WORKER_EXTENSION,
@@ -91,6 +95,7 @@ class Engine:
             **BY_DEVICE.get(device.kind, {}),
             **device.engine_options(resources, cache_mib),
             **adapter_options(resources.max_lora_rank),
+            **(OPTIONS if reads_images else {}),
         )
         self.llm = started(make, folder, self._dtype, max_model_len, resources, device.kind)
         if resources.max_lora_rank and device.kind == "cpu" and any(self.llm.collective_rpc("adapts_experts")):
@@ -98,7 +103,10 @@ class Engine:
                 "resources.max_lora_rank: on a CPU vLLM cannot add adapters to a mixture of experts; leave it out, so "
                 "that engines get merged weights"
             )
-        self.queue = RequestQueue(self.llm)
+        if reads_images:
+            accept_expanded_prompts(self.llm)
+        self.queue = RequestQueue(self.llm, reads_images)
+        self._logit_bias = never_sampled(shape) or None
         self.policy = str(policy.reference)
         self._tokenizer = policy.tokenizer
         self._max_model_len = max_model_len
@@ -231,8 +239,10 @@ class Engine:
         stop_ids: Sequence[int],
         seed: int,
         first: int = 0,
+        images: Sequence[Sequence[str]] = (),
     ) -> Completions:
-        """Sample ``config.num_generations`` consecutive completions per prompt; each of ``stop_ids`` ends one.
+        """Sample ``config.num_generations`` consecutive completions per prompt; each of ``stop_ids`` ends one. ``images`` are
+        the paths of each prompt's images, if any prompt has some.
 
         The same arguments give the same tokens, whatever this engine did before: each prompt has its own seed, by its number
         from ``first`` on.
@@ -241,8 +251,9 @@ class Engine:
         self._look_for_texts(config)
         # Far apart: vLLM adds 0 to n - 1 to the seed of a prompt for its n completions.
         seeds = [(seed + 104_729 * (first + number)) % 2**31 for number in range(len(prompts))]
-        parameters = [parameters_of(config, stop_ids, of_prompt, n=config.num_generations) for of_prompt in seeds]
-        return self.queue.complete(prompts, parameters)
+        more = {"n": config.num_generations, "logit_bias": self._logit_bias}
+        parameters = [parameters_of(config, stop_ids, of_prompt, **more) for of_prompt in seeds]
+        return self.queue.complete(prompts, parameters, images)
 
     def sample(
         self, policy: str, requests: Sequence[Request], config: GenerationConfig, stop_ids: Sequence[int]
@@ -250,10 +261,13 @@ class Engine:
         """One completion for each request. The same arguments give the same tokens, whatever this engine did before."""
         self._check_policy(policy)
         self._look_for_texts(config)
-        parameters = [
-            parameters_of(config, stop_ids, request.seed, max_tokens=request.max_tokens) for request in requests
-        ]
-        return self.queue.complete([request.prompt_ids for request in requests], parameters)
+        parameters = [self._parameters(config, stop_ids, request) for request in requests]
+        images = [request.images for request in requests]
+        return self.queue.complete([request.prompt_ids for request in requests], parameters, images)
+
+    def _parameters(self, config: GenerationConfig, stop_ids: Sequence[int], request: Request) -> Any:
+        more = {"max_tokens": request.max_tokens, "logit_bias": self._logit_bias}
+        return parameters_of(config, stop_ids, request.seed, **more)
 
     def _look_for_texts(self, config: GenerationConfig) -> None:
         """Give vLLM the tokenizer, which it needs for texts that end completions alone."""
@@ -274,7 +288,7 @@ class Engine:
         """
         self._look_for_texts(config)
         for request in requests:
-            self.queue.add(request, parameters_of(config, stop_ids, request.seed, max_tokens=request.max_tokens))
+            self.queue.add(request, self._parameters(config, stop_ids, request))
         return self.queue.run(seconds)
 
     def drop_all(self) -> None:
@@ -291,17 +305,38 @@ class Engine:
         if sleep:
             self.sleep()
 
-    def first_parity(self, model: Model, prompts: Sequence[Sequence[int]], stop_ids: Sequence[int]) -> float | None:
+    def first_parity(
+        self,
+        model: Model,
+        prompts: Sequence[Sequence[int]],
+        stop_ids: Sequence[int],
+        images: Sequence[Sequence[str]] = (),
+    ) -> float | None:
         """:meth:`parity` at the first call after a weight update, otherwise None."""
         if self._checked or not self._updates:
             return None
-        return self.parity(model, prompts, stop_ids)
+        return self.parity(model, prompts, stop_ids, images)
 
-    def parity(self, model: Model, prompts: Sequence[Sequence[int]], stop_ids: Sequence[int]) -> float:
+    def parity(
+        self,
+        model: Model,
+        prompts: Sequence[Sequence[int]],
+        stop_ids: Sequence[int],
+        images: Sequence[Sequence[str]] = (),
+    ) -> float:
         """Mean difference, in nats, between this engine's log-probabilities of a few short completions and those of
-        ``transformers``."""
+        ``transformers``. ``images`` are the paths of each prompt's images, if any prompt has some."""
         config = GenerationConfig(num_generations=1, max_completion_length=16)
-        completions = self.generate(self.policy, prompts, config, stop_ids, seed=0).each()
-        difference = mean_difference(model, prompts, completions, self._dtype, self._max_model_len, self._own_gpu)
+        completions = self.generate(self.policy, prompts, config, stop_ids, seed=0, images=images).each()
+        difference = mean_difference(
+            model,
+            prompts,
+            completions,
+            self._dtype,
+            self._max_model_len,
+            self._own_gpu,
+            images,
+            self._logit_bias or (),
+        )
         self._checked = self._updates > 0
         return difference

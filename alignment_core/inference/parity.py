@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -17,16 +17,20 @@ def mean_difference(
     dtype: str,
     max_length: int,
     own_gpu: bool,
+    images: Sequence[Sequence[str]] = (),
+    never_sampled: Collection[int] = (),
 ) -> float:
     """Mean absolute difference, in nats, between the log-probabilities of completions and those that ``model`` gives their
     tokens. The largest one would be that of rounding: in bf16 a logit between 16 and 32 is a multiple of 1/8.
 
     This takes a second copy of the model: on the engine's GPU if that is its ``own_gpu`` and has room, otherwise in the CPU's
-    memory. ``dtype`` is the float type in which the engine computes, ``max_length`` its longest sequence.
+    memory. ``dtype`` is the float type in which the engine computes, ``max_length`` its longest sequence. ``images`` are the
+    paths of each prompt's images, if any prompt has some; the engine gives tokens that are ``never_sampled`` no probability.
     """
     import torch
 
     from alignment_core.losses.logprobs import token_logps
+    from alignment_core.models.image_text import ImageInputs
     from alignment_core.models.rope import RopeLengths
 
     reference = model.load("lm", torch.float32 if dtype == "float32" else torch.bfloat16).eval()
@@ -34,12 +38,16 @@ def mean_difference(
     size = sum(parameter.nbytes for parameter in reference.parameters())
     if own_gpu and 2 * size < torch.cuda.mem_get_info()[0]:
         reference = reference.to("cuda")
+    processor = model.image_processor() if any(images) else None
+    image_inputs = ImageInputs(reference, processor) if processor is not None else None
     differences = []
-    for prompt, completion in zip(prompts, completions, strict=True):
+    for prompt, completion, files in zip(prompts, completions, images or [()] * len(prompts), strict=True):
         # One sequence at a time and without a cache: this is the plain computation that the engine is compared with.
         ids = torch.tensor([[*prompt, *completion.token_ids.tolist()]], device=reference.device)
+        more = image_inputs.options(tuple(files), ids) if image_inputs is not None else {}
         with torch.no_grad():
-            logits = reference(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+            logits = reference(input_ids=ids, use_cache=False, **more).logits[0, len(prompt) - 1 : -1]
+        logits[:, list(never_sampled)] = float("-inf")
         expected = token_logps(logits, ids[0, len(prompt) :]).cpu().numpy()
         differences.append(np.abs(expected - completion.logps))
     return float(np.concatenate(differences).mean())

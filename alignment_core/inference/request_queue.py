@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from alignment_core.inference.completions import Completion, Completions, Request
+from alignment_core.inference.images import prompt_of
 
 
 @dataclass
@@ -36,22 +37,25 @@ class InProgress:
 class RequestQueue:
     """The requests of ``vllm.LLM``, in batches or one by one."""
 
-    def __init__(self, llm: Any) -> None:
+    def __init__(self, llm: Any, reads_images: bool = False) -> None:
         self._llm = llm
+        self.reads_images = reads_images
         self.adapter: Any = None
         """vLLM's request for the adapter of new requests; None without one."""
         self.version = 0
         """Version of the weights, which is recorded with each sampled token."""
         self.in_progress: dict[str, InProgress] = {}
 
-    def complete(self, prompts: Sequence[Sequence[int]], parameters: Sequence[Any]) -> Completions:
-        """Complete a batch; the completions of each prompt are consecutive.
+    def complete(
+        self, prompts: Sequence[Sequence[int]], parameters: Sequence[Any], images: Sequence[Sequence[str]] = ()
+    ) -> Completions:
+        """Complete a batch; the completions of each prompt are consecutive. ``images`` are the paths of each prompt's.
 
         The prefix cache is reset first, so that the completions do not depend on earlier requests.
         """
         self.drop_all()
         self._llm.reset_prefix_cache()
-        requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        requests = [prompt_of(ids, files) for ids, files in zip(prompts, images or [()] * len(prompts), strict=True)]
         outputs = self._llm.generate(requests, list(parameters), use_tqdm=False, lora_request=self.adapter)
         sampled = [completion for output in outputs for completion in output.outputs]
         return Completions.of([_completion(completion, self.version) for completion in sampled])
@@ -82,9 +86,12 @@ class RequestQueue:
         return finished
 
     def continue_with(self, version: int, adapter: Any) -> None:
-        """Continue with other weights: the KV cache is reset, and running requests are prefilled again."""
+        """Continue with other weights: the caches of keys and values and of encoded images are reset, and running requests
+        are prefilled again."""
         # Without this option vLLM resets nothing while requests run: they would attend to keys of the old weights.
         self._llm.llm_engine.reset_prefix_cache(reset_running_requests=True)
+        if self.reads_images:
+            self._llm.llm_engine.reset_encoder_cache()
         self.version = version
         self.adapter = adapter
         # vLLM samples a request with the adapter that it was added with, or without one: if that changes, it is added again.
@@ -104,7 +111,7 @@ class RequestQueue:
         self.in_progress.clear()
 
     def _submit(self, progress: InProgress) -> None:
-        prompt = {"prompt_token_ids": [*progress.request.prompt_ids, *progress.token_ids]}
+        prompt = prompt_of([*progress.request.prompt_ids, *progress.token_ids], progress.request.images)
         progress.has_adapter = self.adapter is not None
         self._llm.llm_engine.add_request(progress.request.name, prompt, progress.parameters, lora_request=self.adapter)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.models.load_tokenizer import load_tokenizer
-from alignment_core.models.saving import read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +36,8 @@ class ImageProcessor:
     @classmethod
     def of(cls, folder: Path, trust_remote_code: bool = False) -> ImageProcessor | None:
         """The processor of a model's folder; None if the model reads no images, or has no processor."""
-        if not read_json(folder / "config.json").get("vision_config"):
+        config = folder / "config.json"
+        if not (config.is_file() and _read(config).get("vision_config")):
             return None
         if not any((folder / name).is_file() for name in SETTINGS):
             return None
@@ -84,10 +85,17 @@ class ImageProcessor:
         return dict(self._processor.image_processor(images=images, return_tensors="pt"))
 
 
-def _opened(images: Sequence[Path]) -> list[Any]:
-    from PIL import Image
+def _read(file: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(
+        file.read_text()
+    )  # not by the module that saves models: no data set depends on it
+    return content
 
-    return [Image.open(path).convert("RGB") for path in images]
+
+def _opened(images: Sequence[Path]) -> list[Any]:
+    from PIL import Image, ImageOps
+
+    return [ImageOps.exif_transpose(Image.open(path)).convert("RGB") for path in images]
 
 
 def _load(folder: Path, trust_remote_code: bool) -> Any:
@@ -96,13 +104,11 @@ def _load(folder: Path, trust_remote_code: bool) -> Any:
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
     files = [folder / name for name in (*SETTINGS, "tokenizer_config.json")]
-    settings = [read_json(file) for file in files if file.is_file()]
+    settings = [_read(file) for file in files if file.is_file()]
     if trust_remote_code and any("AutoProcessor" in (part.get("auto_map") or {}) for part in settings):
         return transformers.AutoProcessor.from_pretrained(folder, trust_remote_code=True)
     names = [part["processor_class"] for part in settings if part.get("processor_class")]
-    kind = getattr(
-        transformers, (names or [PROCESSOR_MAPPING_NAMES[read_json(folder / "config.json")["model_type"]]])[0]
-    )
+    kind = getattr(transformers, (names or [PROCESSOR_MAPPING_NAMES[_read(folder / "config.json")["model_type"]]])[0])
     parts = {
         "image_processor": lambda: transformers.AutoImageProcessor.from_pretrained(folder),
         "tokenizer": lambda: load_tokenizer(folder, trust_remote_code),

@@ -95,10 +95,10 @@ class Judge:
             return pairs_of(rows)
         end, stop_ids = self._answer_end
         pairs: list[Pair] = []
-        for row, (prompt, answer) in zip(rows, pairs_of(rows), strict=True):
+        for row, (prompt, answer, *images) in zip(rows, pairs_of(rows), strict=True):
             if row["finish_reason"] != "length" and len(answer):
                 answer = [*(answer[:-1] if int(answer[-1]) in stop_ids else answer), *end]
-            pairs.append((prompt, answer))
+            pairs.append((prompt, answer, *images))
         return pairs
 
 
@@ -201,6 +201,7 @@ class InText:
                 row.get("messages"),
                 row.get("tools"),
                 *(row[name] for name in ("prompt_text", "completion_text", "finish_reason")),
+                row.get("images"),
             )
             if content not in known:
                 try:
@@ -211,6 +212,11 @@ class InText:
         return pairs
 
     def _pair(self, row: dict[str, Any]) -> Pair:
+        if row.get("images"):
+            raise UserError(
+                f"{self.field}: prompts have images, and {self.model.reference.short} reads text in place of the policy's "
+                "tokens: give a reward model with the policy's tokenizer and chat template"
+            )
         prompt = as_given(row) or row["prompt_text"]
         tools = tools_of(row)
         if (isinstance(prompt, list) or tools) and not self._renderer.template:

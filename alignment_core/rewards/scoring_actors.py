@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -13,7 +14,7 @@ from alignment_core.cluster.actor import call
 from alignment_core.cluster.device import is_sharded
 from alignment_core.cluster.group import ActorGroup
 from alignment_core.errors import UserError
-from alignment_core.models.microbatch import Pair
+from alignment_core.models.microbatch import Images, Pair
 from alignment_core.models.model_ref import Model
 from alignment_core.models.same_tokenizer import other_token
 from alignment_core.recipes.sections.resources import ResourcesConfig
@@ -69,8 +70,12 @@ class Judges:
 
 
 def pairs_of(rows: Rows) -> list[Pair]:
-    """The tokens of each row."""
-    return [(row["prompt_ids"], row["completion_ids"]) for row in rows]
+    """The tokens of each row, and the images of its prompt."""
+    return [(row["prompt_ids"], row["completion_ids"], *_images(row)) for row in rows]
+
+
+def _images(row: Mapping[str, Any]) -> list[Images]:
+    return [Images(map(Path, row["images"]))] if row.get("images") else []
 
 
 def check_tokenizer(model: Model, role: str, rows: Rows) -> None:

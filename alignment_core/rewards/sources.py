@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from alignment_core.data.completion_text import CompletionText, with_special_tokens
-from alignment_core.errors import Stopped
+from alignment_core.errors import Stopped, UserError
 from alignment_core.models.model_ref import Model
 from alignment_core.recipes.sections.rewards import RewardConfig
 from alignment_core.rewards.base import Opening, Rows, Source, kind_of
@@ -19,6 +19,8 @@ from alignment_core.rewards.kept_answers import KeptAnswers
 from alignment_core.rewards.results import SHOWN, Account, RewardResult
 
 log = logging.getLogger(__name__)
+READ_TEXT = ("judge", "served_judge", "process_reward_model")
+"""Kinds of rewards that read the text of a prompt, in which an image is a few words."""
 
 
 class RewardSources:
@@ -27,7 +29,8 @@ class RewardSources:
     Calling it with rows of completions returns one list of results for each reward. Rewards are computed at the same time.
     Calls may come from any thread and are processed one by one; closing it ends every process that it started and any call in
     progress (with Stopped, except a reward model's). ``failed`` counts missing rewards by reason. Raises DataError if more than
-    a reward's ``max_failed`` of the last ``step`` rows failed.
+    a reward's ``max_failed`` of the last ``step`` rows failed, and UserError for prompts with images and a kind of reward that
+    does not see them.
 
     Args: ``opening.field`` is the list's field in the recipe; ``models`` are the models of rewards, by their numbers; ``step``
     is the number of completions of a step.
@@ -38,6 +41,13 @@ class RewardSources:
     ) -> None:
         self._rewards = rewards
         self._kinds = [kind_of(reward) for reward in rewards]
+        has_images = any(prompt.get("images") for prompt in opening.prompts)
+        for number, reward in enumerate(rewards if has_images else ()):
+            if reward.KEY in READ_TEXT:
+                raise UserError(
+                    f"{opening.field}.{number}.{reward.KEY}: it reads text, and prompts have images: use a reward model that "
+                    "reads images, a verifier or a function"
+                )
         self._calling = threading.Lock()
         self._over = opening.over
         self._openings = [

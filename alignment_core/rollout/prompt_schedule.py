@@ -18,6 +18,7 @@ class PromptSchedule:
     """The prompts of a run. The completions of a prompt depend only on its index in the run, ``draw``, and the weights."""
 
     prompts: Sequence[dict[str, Any]]
+    """Rows of a data set, with the paths of their images."""
     generation: GenerationConfig
     seed: int
     purpose: str = ""
@@ -36,4 +37,4 @@ class PromptSchedule:
         """The request for the policy's next turn of an episode."""
         seed = derive_seed(self.seed, "episode", episode.draw, episode.sample, len(episode.ids)) % 2**31
         most = min(episode.tokens_left, episode.most or episode.tokens_left)
-        return Request(episode.name, [*episode.prompt_ids, *episode.ids.tolist()], most, seed)
+        return Request(episode.name, [*episode.prompt_ids, *episode.ids.tolist()], most, seed, episode.images)

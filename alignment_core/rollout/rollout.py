@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from alignment_core.data.completion_text import CompletionText
 from alignment_core.environments.episode import Episode, version_of
-from alignment_core.models.microbatch import Tokens
+from alignment_core.models.microbatch import Images, Tokens
 from alignment_core.rewards.results import RewardResult, reasons
 from alignment_core.training.step_data import StepData
 from alignment_core.user_code.errors import Failed, Reason
@@ -50,6 +51,8 @@ class Rollout:
     """File and line of the prompt."""
     policy: str
     """Name of the newest policy that sampled one of the tokens."""
+    images: tuple[str, ...] = ()
+    """Paths of the prompt's images, in the order of their tokens."""
     environment: float | Failed = 0.0
     """Reward from the environment, or why there is none."""
     rewards: Mapping[str, RewardResult] = field(default_factory=dict)
@@ -85,6 +88,7 @@ class Rollout:
             columns=prompt.get("columns"),
             source=prompt["source"],
             policy=version_of(policy, int(episode.versions.max(initial=0))),
+            images=episode.images,
             environment=episode.failure or episode.reward,
         )
 
@@ -120,6 +124,9 @@ def to_batch(rollouts: Sequence[Rollout]) -> StepData:
         [rollout.completion_ids for rollout in rollouts],
         [rollout.trained_mask for rollout in rollouts],
         [rollout.group for rollout in rollouts],
+        [Images(map(Path, rollout.images)) for rollout in rollouts]
+        if any(rollout.images for rollout in rollouts)
+        else (),
     )
     logps_T = np.concatenate([np.asarray(rollout.logps, np.float32) for rollout in rollouts])
     batch.numbers["rollout_logps"] = logps_T[np.concatenate([rollout.trained_mask for rollout in rollouts])]

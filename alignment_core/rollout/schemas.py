@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.columns import array, column
+from alignment_core.data.images import COLUMN as IMAGES
 from alignment_core.errors import DataError
 from alignment_core.files import write_whole
+from alignment_core.rollout.images import digests_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,12 +21,14 @@ if TYPE_CHECKING:
 SCORES = "scores.parquet"
 
 
-def rollout_schema() -> pa.Schema:
+def rollout_schema(with_images: bool = False) -> pa.Schema:
     """One row per completion. ``policy`` is the reference of the model that sampled it; ``messages``, ``tools`` and
-    ``columns`` are the prompt's (see :class:`alignment_core.data.kinds.prompts.Prompts`)."""
+    ``columns`` are the prompt's (see :class:`alignment_core.data.kinds.prompts.Prompts`), as are the digests of its images, a
+    column that rollouts of text do not have."""
     import pyarrow as pa
 
     ids = pa.list_(pa.int32())
+    images = [(IMAGES, pa.list_(pa.string()))] if with_images else []
     return pa.schema(
         [
             ("prompt", pa.int32()),
@@ -42,6 +46,7 @@ def rollout_schema() -> pa.Schema:
             ("columns", pa.string()),
             ("source", pa.string()),
             ("policy", pa.string()),
+            *images,
         ]
     )
 
@@ -91,6 +96,7 @@ def shard_rows(
             "columns": prompt.get("columns"),
             "source": prompt["source"],
             "policy": policy,
+            IMAGES: digests_of(prompt),
         }
         for index, (prompt, group) in enumerate(zip(prompts, groups, strict=True))
         for sample, completion in enumerate(group)

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alignment_core.columns import parts
+from alignment_core.data.images import COLUMN as IMAGES
 from alignment_core.recipes.sections.rl import TrajectoriesConfig
 from alignment_core.rewards.results import numbers
+from alignment_core.rollout.images import digests_of
 from alignment_core.rollout.rollout import Rollout
 from alignment_core.rollout.schemas import rollout_schema, write_columns
 from alignment_core.training.step_data import StepData
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def step_schema() -> pa.Schema:
+def step_schema(with_images: bool = False) -> pa.Schema:
     """One row per completion of a step; lists are as long as the completion, and null where a number was not computed.
 
     ``versions`` is the number of training steps of the policy that sampled each token, ``group`` the prompt's index among
@@ -31,7 +33,7 @@ def step_schema() -> pa.Schema:
     import pyarrow as pa
 
     floats = pa.list_(pa.float32())
-    schema = rollout_schema()
+    schema = rollout_schema(with_images)
     schema = schema.set(schema.get_field_index("logps"), pa.field("rollout_logps", floats))
     for name, kind in (
         ("group", pa.int32()),
@@ -77,7 +79,8 @@ class Trajectories:
         self._writing = self._thread.submit(self._write, step, rollouts, batch)
 
     def _write(self, step: int, rollouts: Sequence[Rollout], batch: StepData | None) -> None:
-        write_columns(_columns(rollouts, batch), step_schema(), self._file(step))
+        schema = step_schema(any(rollout.images for rollout in rollouts))
+        write_columns(_columns(rollouts, batch, schema), schema, self._file(step))
 
     def drop(self, step: int) -> None:
         """Delete the file of a step that failed before the run was resumed."""
@@ -97,8 +100,9 @@ class Trajectories:
         self._thread.shutdown()
 
 
-def _columns(rollouts: Sequence[Rollout], batch: StepData | None) -> dict[str, list[Any]]:
-    columns = {name: [getattr(rollout, name, None) for rollout in rollouts] for name in step_schema().names}
+def _columns(rollouts: Sequence[Rollout], batch: StepData | None, schema: pa.Schema) -> dict[str, list[Any]]:
+    columns = {name: [getattr(rollout, name, None) for rollout in rollouts] for name in schema.names}
+    columns[IMAGES] = [digests_of({IMAGES: rollout.images}) for rollout in rollouts]
     columns["mask"] = [rollout.loss_mask for rollout in rollouts]
     columns["rollout_logps"] = [rollout.logps for rollout in rollouts]
     columns["rewards"] = [numbers(list(rollout.rewards.values())) for rollout in rollouts]

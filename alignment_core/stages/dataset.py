@@ -48,6 +48,7 @@ def run(context: StageContext, config: DatasetConfig) -> dict[str, Any]:
     from alignment_core.data.build import build, write
     from alignment_core.data.statistics import account, losses
     from alignment_core.data.turn_end import keep_chat_template
+    from alignment_core.models.images import ImageProcessor
 
     tokenizer = context.model("tokenizer").tokenizer()
     with context.machines.processor(context.ticket) as give_way:
@@ -67,6 +68,7 @@ def run(context: StageContext, config: DatasetConfig) -> dict[str, Any]:
             config.settings,
             context.progress,
             embedding_rows(context.inputs["tokenizer"]),
+            ImageProcessor.of(context.inputs["tokenizer"], context.trust_remote_code),
         )
         write(built, context.output)
     if config.data.chat_template is not None:
@@ -78,6 +80,7 @@ def run(context: StageContext, config: DatasetConfig) -> dict[str, Any]:
         "rows": account(built.statistics),
         **{f"{name}_rows": rows[name] for name in ("read", "train", "test", "unused")},
         "dropped": built.statistics["dropped"],
+        **({"images": images} if (images := built.statistics.get("images")) else {}),
         **({"shortened": shortened} if (shortened := built.statistics["shortened"]) else {}),
         **({"warnings": warnings} if warnings else {}),
     }

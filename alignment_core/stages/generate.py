@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from alignment_core.cluster.actor import Call, call
 from alignment_core.cluster.group import ActorGroup
 from alignment_core.data.completion_text import CompletionText
 from alignment_core.data.context import check_embedded, embedding_rows
+from alignment_core.data.image_tokens import ImageTokens
+from alignment_core.data.images import FOLDER
 from alignment_core.data.own_template import Row, has_truncated_rows, in_own_template
 from alignment_core.data.template import Renderer
 from alignment_core.data.turn_end import chat_template_of, eos_token_ids, pass_chat_template_on
@@ -19,6 +22,7 @@ from alignment_core.execution.base import SamplingPlan, Stage, StageConfig, Stag
 from alignment_core.inference.completions import Completions
 from alignment_core.inference.engine import Engine, EngineRequest
 from alignment_core.recipes import GenerationConfig
+from alignment_core.rollout.images import have_images, images_of, pass_images_on, with_paths
 from alignment_core.rollout.lengths import check_length
 from alignment_core.rollout.schemas import rollout_schema, shard_rows, write_table
 
@@ -48,7 +52,7 @@ class GenerateConfig(StageConfig):
 
 
 def run(context: StageContext, config: GenerateConfig) -> dict[str, Any]:
-    prompts = _prompts(context.inputs["prompts"], config)
+    prompts = with_paths(_prompts(context.inputs["prompts"], config), context.inputs["prompts"])
     warnings: list[str] = []
     if config.own_template and chat_template_of(context.inputs["prompts"]) is None:
         prompts, warnings = _in_own_template(context, prompts)
@@ -62,6 +66,7 @@ def run(context: StageContext, config: GenerateConfig) -> dict[str, Any]:
     pass_chat_template_on(context.inputs["prompts"], context.output)
     for number in range(len(shards)):
         _shard(context.output, number).write_bytes(_shard(context.progress, number).read_bytes())
+    pass_images_on(prompts, context.inputs["prompts"], context.output)
     completions = len(prompts) * config.generation.num_generations
     notes = {"warnings": warnings} if warnings else {}
     return {"prompts": len(prompts), "completions": completions, **metrics, **notes}
@@ -75,7 +80,9 @@ def _in_own_template(context: StageContext, prompts: list[Row]) -> tuple[list[Ro
     model, name = context.model("policy"), context.references["policy"].short
     tokenizer = model.tokenizer()
     some_are_truncated = has_truncated_rows(context.inputs["prompts"])
-    rendered, warnings = in_own_template(prompts, Renderer(tokenizer), some_are_truncated, name)
+    processor = model.image_processor() if have_images(prompts) else None
+    images = partial(ImageTokens, processor, context.inputs["prompts"] / FOLDER) if processor else None
+    rendered, warnings = in_own_template(prompts, Renderer(tokenizer, images=images), some_are_truncated, name)
     embeddings = embedding_rows(model.path)
     for row in rendered:
         ids = {"source": row.get("source"), "prompt_ids": np.asarray(row["prompt_ids"])}
@@ -96,6 +103,7 @@ def _sample(context: StageContext, config: GenerateConfig, shards: list[Any], mi
     length = longest + generation.max_completion_length
     check_length(model.path, longest, length)
     request = EngineRequest(model, length)
+    schema = rollout_schema(have_images(prompt for shard in shards for prompt in shard))
     with context.machines.engines(request, context.ticket) as engines:
         update = max(engines.all(Engine.load, model.path, str(policy)))
         parity = _check_parity(context, engines, shards, stop_ids, update > 0)
@@ -109,7 +117,7 @@ def _sample(context: StageContext, config: GenerateConfig, shards: list[Any], mi
         context.report(done, len(shards), "shards")
         for number, completions in engines.spread(calls):
             rows = shard_rows(shards[number], number * generation.shard_size, completions.each(), text, str(policy))
-            write_table(rows, rollout_schema(), _shard(context.progress, number))
+            write_table(rows, schema, _shard(context.progress, number))
             tokens += sum(len(row["completion_ids"]) for row in rows)
             done += 1
             speed = tokens / (time.monotonic() - started)
@@ -125,11 +133,12 @@ def _sample(context: StageContext, config: GenerateConfig, shards: list[Any], mi
 
 
 def _generate(
-    policy: str, shard: list[Any], config: GenerateConfig, stop_ids: Sequence[int], seed: int, number: int
+    policy: str, shard: list[Row], config: GenerateConfig, stop_ids: Sequence[int], seed: int, number: int
 ) -> Call[Engine, Completions]:
     prompt_ids = [prompt["prompt_ids"] for prompt in shard]
+    images = [images_of(prompt) for prompt in shard]
     first = number * config.generation.shard_size
-    return call(Engine.generate, policy, prompt_ids, config.generation, stop_ids, seed, first)
+    return call(Engine.generate, policy, prompt_ids, config.generation, stop_ids, seed, first, images)
 
 
 def _check_parity(
@@ -146,8 +155,9 @@ def _check_parity(
     # With 30 layers and 49,152 tokens rounding makes 5e-6 of it in fp32, and 0.05 in bf16.
     tolerance = 1e-4 if model.dtype == "float32" else 0.1
     sample = [prompt["prompt_ids"] for prompt in shards[0][:PARITY_PROMPTS]]
+    images = [images_of(prompt) for prompt in shards[0][:PARITY_PROMPTS]]
     method = Engine.parity if when == "always" else Engine.first_parity
-    difference = engines.one(0, method, model, sample, stop_ids)
+    difference = engines.one(0, method, model, sample, stop_ids, images)
     if difference is None:
         return {}
     if not difference <= tolerance:

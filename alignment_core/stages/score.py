@@ -24,6 +24,7 @@ from alignment_core.rewards.results import MissingRewards, extras, numbers, reas
 from alignment_core.rewards.scoring_actors import BLOCK, check_tokenizer, pairs_of
 from alignment_core.rewards.sources import RewardSources
 from alignment_core.rewards.verify import verifier_code, verifier_content, verifier_packages, verify
+from alignment_core.rollout.images import with_paths
 from alignment_core.rollout.schemas import SCORES, read_rollouts, score_schema, write_table
 
 
@@ -77,7 +78,7 @@ class ScoreConfig(StageConfig):
 
 
 def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
-    rollouts = read_rollouts(context.inputs["rollouts"])
+    rollouts = with_paths(read_rollouts(context.inputs["rollouts"]), context.inputs["rollouts"])
     columns: dict[str, Sequence[Any]] = {}
     metrics: dict[str, float] = {}
     passes = ForwardPasses(context, BLOCK)

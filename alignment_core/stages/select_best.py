@@ -10,16 +10,18 @@ from typing import Any
 
 import numpy as np
 
+from alignment_core.data.images import COLUMN as IMAGES
 from alignment_core.data.turn_end import pass_chat_template_on
 from alignment_core.errors import DataError
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.recipes.sections.rejection_sampling import BestConfig
 from alignment_core.rollout.best import lowest_kept, select_best
+from alignment_core.rollout.images import digests_of, have_images, images_of, pass_images_on
 from alignment_core.rollout.origins import write_origins_of_best
 from alignment_core.rollout.schemas import read_rollouts, read_scores, write_table
 
-Key = tuple[bytes, bytes]
-"""Tokens of a prompt and of its completion."""
+Key = tuple[bytes, bytes, tuple[str, ...]]
+"""Tokens of a prompt and of its completion, and the digests of the prompt's images."""
 
 
 class SelectBestConfig(StageConfig):
@@ -59,7 +61,11 @@ def run(context: StageContext, config: SelectBestConfig) -> dict[str, Any]:
         raise DataError(_nothing_kept(selection, len(judged), dropped, lowest, max(values)))
     rows = [*earlier, *(_demonstration(row) for row, _ in kept)] if kept else []
     pass_chat_template_on(context.inputs["rollouts"], context.output)
-    write_table(rows, schema(KIND.columns), context.output / "train.parquet")
+    if "earlier" in context.inputs:
+        pass_images_on(earlier, context.inputs["earlier"], context.output)
+    pass_images_on([row for row, _ in kept], context.inputs["rollouts"], context.output)
+    columns = {**KIND.columns, IMAGES: "texts"} if have_images(rows) else KIND.columns
+    write_table(rows, schema(columns), context.output / "train.parquet")
     if kept:
         write_origins_of_best(kept, context.outputs["origins"])
     metrics = {
@@ -105,12 +111,13 @@ def _earlier(folder: Path | None) -> list[dict[str, Any]]:
 
 
 def _key(row: dict[str, Any]) -> Key:
-    return np.asarray(row["prompt_ids"], np.int32).tobytes(), np.asarray(row["completion_ids"], np.int32).tobytes()
+    prompt, completion = (np.asarray(row[name], np.int32).tobytes() for name in ("prompt_ids", "completion_ids"))
+    return prompt, completion, images_of(row)
 
 
 def _key_of_row(row: dict[str, Any]) -> Key:
     ids, mask = np.asarray(row["input_ids"], np.int32), np.asarray(row["loss_mask"], bool)
-    return ids[~mask].tobytes(), ids[mask].tobytes()
+    return ids[~mask].tobytes(), ids[mask].tobytes(), images_of(row)
 
 
 def _demonstration(row: dict[str, Any]) -> dict[str, Any]:
@@ -120,6 +127,7 @@ def _demonstration(row: dict[str, Any]) -> dict[str, Any]:
         "loss_mask": np.repeat(np.array([0, 1], np.int8), [len(prompt), len(completion)]),
         "text": row["prompt_text"] + row["completion_text"],
         "source": row["source"],
+        IMAGES: digests_of(row),
     }
 
 

@@ -8,10 +8,12 @@ import random
 from collections import Counter
 from typing import Any
 
+from alignment_core.data.images import COLUMN as IMAGES
 from alignment_core.data.turn_end import pass_chat_template_on
 from alignment_core.errors import DataError
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.recipes import SelectionConfig
+from alignment_core.rollout.images import digests_of, have_images, pass_images_on
 from alignment_core.rollout.origins import write_origins_of_pairs
 from alignment_core.rollout.schemas import read_rollouts, read_scores, write_table
 from alignment_core.rollout.selection import select_pairs
@@ -58,7 +60,10 @@ def run(context: StageContext, config: SelectPairsConfig) -> dict[str, Any]:
     if not pairs:
         raise DataError(_no_pairs(dropped))
     pass_chat_template_on(context.inputs["rollouts"], context.output)
-    write_table([_pair(*pair) for pair in pairs], schema(KIND.columns), context.output / "train.parquet")
+    pass_images_on([chosen for chosen, _ in pairs], context.inputs["rollouts"], context.output)
+    rows = [_pair(*pair) for pair in pairs]
+    columns = {**KIND.columns, IMAGES: "texts"} if have_images(rows) else KIND.columns
+    write_table(rows, schema(columns), context.output / "train.parquet")
     write_origins_of_pairs(pairs, scores_of_pairs, context.outputs["origins"])
     statistics = {"train_rows": len(pairs), "prompts_without_pair": dict(sorted(dropped.items()))}
     (context.output / "statistics.json").write_text(json.dumps(statistics, indent=2, sort_keys=True) + "\n")
@@ -95,6 +100,7 @@ def _pair(chosen: dict[str, Any], rejected: dict[str, Any]) -> dict[str, Any]:
         "chosen": chosen["completion_text"],
         "rejected": rejected["completion_text"],
         "source": chosen["source"],
+        IMAGES: digests_of(chosen),
     }
 
 

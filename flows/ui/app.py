@@ -76,6 +76,7 @@ def application(
             route("/artifacts", pages.listed),
             route("/artifacts/{reference:path}/tag", pages.move_tag, "POST"),
             route("/artifacts/{path:path}", pages.one),
+            route("/images/{reference}/{digest}", pages.image),
             route("/nights", NightPages(snapshot).listed),
             route("/labels", labels.listed),
             route("/labels/{reference}", labels.one),

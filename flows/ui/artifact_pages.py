@@ -16,7 +16,7 @@ from alignment.flows.ui.curves import curve
 from alignment.flows.ui.evidence import Shown, records_of
 from alignment.flows.ui.guard import form_of
 from alignment.flows.ui.lanes import Ancestry, ancestry
-from alignment.flows.ui.rendering import page, start_of
+from alignment.flows.ui.rendering import HEADERS, page, start_of
 from alignment.flows.ui.sample_rows import SampleRows
 from alignment_core import journal
 from alignment_core.artifacts import Provenance, Reference, open_store
@@ -24,6 +24,7 @@ from alignment_core.artifacts.index import View
 from alignment_core.artifacts.index_facts import Brief
 from alignment_core.artifacts.index_snapshot import IndexSnapshot
 from alignment_core.artifacts.promotion import promote
+from alignment_core.data.images import FOLDER as IMAGES
 from alignment_core.errors import AlignmentError, NotFound, UserError
 from alignment_core.evaluation.metric_names import METRICS
 from alignment_core.lineage import decision as decisions
@@ -45,6 +46,14 @@ TABS = {
 A_PAGE = 50
 _MEASURED = re.compile(r"([\w/-]+) *(<=|>=|<|>|=) *(-?[0-9]+\.?[0-9]*(?:e-?[0-9]+)?)")
 """A search by a metric: ``accuracy > 0.7``."""
+PICTURES = {
+    "image/png": rb"\x89PNG\r\n",
+    "image/jpeg": rb"\xff\xd8\xff",
+    "image/gif": rb"GIF8",
+    "image/webp": rb"(?s)RIFF....WEBP",
+    "image/bmp": rb"BM",
+}
+"""Types of images that are shown, and how their files begin."""
 MOST_PLANNED = 300
 """Stages of a rebuild."""
 FIRST_KINDS = ("model", "reward-model", "critic", "dataset")
@@ -219,6 +228,17 @@ class ArtifactPages:
         except AlignmentError as error:
             problem = str(error)
         return self._artifact(request, reference, "rebuild", plan=planned, refused=problem)
+
+    def image(self, request: Request) -> Response:
+        """An image of a data set. Raises NotFound for a file that is none, or of a type that browsers may run."""
+        reference, digest = self.snapshot.resolve(request.path_params["reference"]), request.path_params["digest"]
+        path = f"{IMAGES}/{digest}"
+        entry = next((entry for entry in self.snapshot.manifest(reference).files if entry.path == path), None)
+        content = self.store.blobs.read(reference.short, entry) if entry else b""
+        media = next((media for media, begins in PICTURES.items() if re.match(begins, content)), None)
+        if media is None:
+            raise NotFound(f"{reference.short} has no image {digest[:12]} that is shown here")
+        return Response(content, media_type=media, headers=HEADERS)
 
     def files(self, request: Request, reference: Reference) -> Response:
         """Its files, metrics, curves and settings, and rows of it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from itertools import zip_longest
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from alignment_core.artifacts import Provenance, Reference
 from alignment_core.artifacts.index_snapshot import IndexSnapshot
+from alignment_core.data.images import COLUMN as IMAGES
 from alignment_core.errors import AlignmentError
 from alignment_core.lineage.samples import DATA, HIDDEN, SHARDS, STEPS, text_of
 from alignment_core.rollout.schemas import SCORES
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 A_PAGE = 4
 """Rows, or prompts with all of their completions."""
-MOST_COMPLETIONS, MOST_TOKENS = 4, 300
+MOST_COMPLETIONS, MOST_TOKENS, MOST_IMAGES = 4, 300, 8
 LARGEST_READ = 64 << 20
 """Bytes of an artifact that a page fetches to show some of its rows."""
 SHADES = ((-2.3026, "p3"), (-0.6931, "p2"), (-0.1054, "p1"))
@@ -59,6 +60,8 @@ class Sample:
     prompt: str
     texts: list[Text]
     fields: dict[str, str] = field(default_factory=dict)
+    images: list[str] = field(default_factory=list)
+    """Digests of its first images."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ class Samples:
     is_shaded: bool = False
     is_masked: bool = False
     problem: str = ""
+    of: str = ""
+    """The artifact with its images."""
 
     @property
     def more(self) -> bool:
@@ -120,7 +125,7 @@ class SampleRows:
             return self._groups(sorted(others[0].glob(SHARDS)), "logps", start, _scores_in(folder))
         if form == STEPS:  # the last step that was kept
             return self._groups(sorted(folder.glob(STEPS))[-1:], "rollout_logps", start)
-        return self._data(folder, tokenizer, start)
+        return replace(self._data(folder, tokenizer, start), of=str(reference))
 
     def _groups(
         self,
@@ -162,7 +167,7 @@ class SampleRows:
         table = pq.read_table(folder / DATA)
         rows = table.slice(start, A_PAGE).to_pylist()
         tokenizer = self._of_model(model) if model and {"input_ids", "loss_mask"} <= set(table.column_names) else None
-        samples = [_of_row(row, tokenizer) for row in rows]
+        samples = [replace(_of_row(row, tokenizer), images=list(row.get(IMAGES) or ())[:MOST_IMAGES]) for row in rows]
         return Samples(samples, start, table.num_rows, is_masked=tokenizer is not None)
 
     def _of_model(self, model: Reference) -> Tokenizer | None:
@@ -194,6 +199,11 @@ def _of_row(row: dict[str, Any], tokenizer: Tokenizer | None) -> Sample:
     if "chosen" in row:
         texts = [Text([Piece(str(row[name]))], look=name) for name in ("chosen", "rejected")]
         return Sample(str(row["prompt"]), texts, _fields(row, "prompt", "chosen", "rejected"))
+    if row.get(IMAGES):  # whose tokens, hundreds of one kind, the text shows as one
+        prompt = str(row.get("prompt") or "")
+        return Sample(
+            prompt, [Text([Piece(str(row["text"]))])] if "text" in row else [], _fields(row, "prompt", "text")
+        )
     if tokenizer is not None:
         looks = ["" if counts else MASKED for counts in row["loss_mask"]]
         return Sample("", [Text(_merged(tokenizer, row["input_ids"], looks))], _fields(row, "text"))

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+import ssl
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from alignment_core.data.build import BuiltDataset, build
 from alignment_core.data.pin import pin
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes.sections.data import DataConfig
+from tests.servers.files import FileServer, file_server
 
 Write = Callable[..., Path]
 Build = Callable[..., BuiltDataset]
@@ -38,6 +41,18 @@ def jsonl(tmp_path: Path) -> Write:
         return path
 
     return write
+
+
+@pytest.fixture
+def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
+    """A web server over TLS, whose certificate is trusted."""
+    with file_server(tmp_path) as server:
+        certificate = str(tmp_path / "cert.pem")
+        monkeypatch.setenv("SSL_CERT_FILE", certificate)
+        # aiohttp reads the variable when it is imported, which an earlier test may have done
+        trusted = ssl.create_default_context(cafile=certificate)
+        monkeypatch.setattr(aiohttp.connector, "_SSL_CONTEXT_VERIFIED", trusted)
+        yield server
 
 
 @pytest.fixture

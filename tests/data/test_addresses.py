@@ -6,10 +6,9 @@ import gzip
 import io
 import json
 import os
-import ssl
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -71,17 +70,6 @@ def put(bucket: str) -> Put:
         client.put_object(Bucket=bucket, Key=key, Body=body)
 
     return put_object
-
-
-@pytest.fixture
-def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
-    with file_server(tmp_path) as server:
-        certificate = str(tmp_path / "cert.pem")
-        monkeypatch.setenv("SSL_CERT_FILE", certificate)
-        # aiohttp reads the variable when it is imported, which an earlier test may have done
-        trusted = ssl.create_default_context(cafile=certificate)
-        monkeypatch.setattr(aiohttp.connector, "_SSL_CONTEXT_VERIFIED", trusted)
-        yield server
 
 
 @pytest.mark.parametrize(

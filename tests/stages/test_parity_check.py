@@ -29,8 +29,8 @@ class Engines:
     def __init__(self, difference: float | None) -> None:
         self.difference, self.calls = difference, list[bool]()
 
-    def one(self, rank: int, method: Any, model: Model, prompts: Any, stops: Any) -> float | None:
-        assert (rank, len(prompts)) == (0, PARITY_PROMPTS)
+    def one(self, rank: int, method: Any, model: Model, prompts: Any, stops: Any, images: Any) -> float | None:
+        assert (rank, len(prompts), len(images)) == (0, PARITY_PROMPTS, PARITY_PROMPTS)
         self.calls.append(method is Engine.parity)
         return self.difference
 

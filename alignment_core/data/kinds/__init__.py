@@ -109,6 +109,8 @@ class Kind(ABC):
     """Whether policies answer its rows; the table then has ``prompt``, ``prompt_ids``, ``label`` and ``task``."""
     trains_prompts: ClassVar[bool] = False
     """Whether prompts can be trained on, too (``completion_only_loss: false``)."""
+    takes_images: ClassVar[bool] = False
+    """Whether its rows may have images, for image-text models."""
     stream: ClassVar[str] = ""
     """The random stream by which its rows are drawn and shuffled; by default its name."""
 

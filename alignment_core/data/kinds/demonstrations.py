@@ -147,12 +147,13 @@ class Demonstrations(Texts):
 
     gives = "demonstrations"
     formats = {
-        "messages": Format(("messages",), _of_messages, ("tools",), fits=_is_conversation),
-        "prompt_completion": Format(("prompt", "completion"), _of_prompt_and_completion, ("tools",)),
+        "messages": Format(("messages",), _of_messages, ("tools", "images"), fits=_is_conversation),
+        "prompt_completion": Format(("prompt", "completion"), _of_prompt_and_completion, ("tools", "images")),
         **Texts.formats,
         **formats_by_pair(lambda pair, row: Demonstration(pair.prompt, pair.chosen, tools=pair.tools)),
     }
     native = "prompt_completion"
+    takes_images = True
     trains_prompts = True
     stream = "sft"  # as it was called first: a seed goes on drawing the rows that it drew
 

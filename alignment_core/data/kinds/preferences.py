@@ -9,7 +9,7 @@ from typing import Any
 
 from alignment_core.data.fields import Fields, short
 from alignment_core.data.kinds import DroppedRow, Example, Format, Kind, PromptExample
-from alignment_core.data.limits import Limits
+from alignment_core.data.limits import Limits, with_images
 from alignment_core.data.messages import Messages, as_messages
 from alignment_core.data.tasks import Problem
 from alignment_core.data.template import Renderer
@@ -39,6 +39,7 @@ class Preference(PromptExample):
             "chosen": chosen.text,
             "rejected": rejected.text,
             "margin": self.margin,
+            **with_images(rejected.prompt),
         }
 
     def fit(self, limits: Limits) -> dict[str, Any] | str:
@@ -60,7 +61,7 @@ class Preference(PromptExample):
 def _of_columns(row: Fields) -> Preference:
     chosen, rejected = answer_of(row, "chosen"), answer_of(row, "rejected")
     prompt = row.prompt() if row.has("prompt") else row.conversations()
-    if isinstance(prompt, str) and _is_conversation(chosen) and _is_conversation(rejected):
+    if isinstance(row.value("prompt"), str) and _is_conversation(chosen) and _is_conversation(rejected):
         prompt = None  # as in TRL: its text is one of the messages
     if prompt is None:
         if isinstance(chosen, str) or isinstance(rejected, str):
@@ -142,7 +143,7 @@ def formats_by_pair(take: Callable[[Preference, Fields], Example], also: tuple[s
         "preference": Format(
             ("chosen", "rejected"),
             lambda row: take(_of_columns(row), row),
-            ("prompt", "messages", "margin", "tools", *also),
+            ("prompt", "messages", "margin", "tools", "images", *also),
             fits=lambda row: not _is_hh(row),
         ),
         "hh": Format(("chosen", "rejected"), lambda row: take(_of_hh(row), row), ("margin", "tools", *also)),
@@ -165,6 +166,7 @@ class Preferences(Kind):
     }
     formats = formats_by_pair(lambda pair, row: pair)
     native = "preference"
+    takes_images = True
     reasons = {
         "identical_pair": "have the same chosen and rejected answer",
         "identical_after_truncation": "have answers that do not differ within max_length",

@@ -10,11 +10,11 @@ from typing import Any
 from alignment_core.data.fields import Fields
 from alignment_core.data.kinds import KEPT, Format, Kind, PromptExample
 from alignment_core.data.kinds.preferences import formats_by_pair
-from alignment_core.data.limits import Limits
+from alignment_core.data.limits import Limits, with_images
 from alignment_core.data.messages import Messages
 from alignment_core.data.tasks import Problem
 
-BESIDE = ("label", "task", "tools")
+BESIDE = ("label", "task", "tools", "images")
 """Columns that prompts may have beside their words."""
 
 
@@ -29,7 +29,7 @@ class Prompt(PromptExample):
         """At least one token is left for the answer."""
         ids, text = limits.renderer.prompt(self.prompt, self.tools)
         columns = {"prompt_ids": ids, "prompt": text, "label": self.label, "task": self.task}
-        columns |= {"messages": None, "tools": None}
+        columns |= {"messages": None, "tools": None, **with_images(text)}
         room = limits.room(len(ids), 1)
         if isinstance(room, str):
             return room
@@ -86,6 +86,7 @@ class Prompts(Kind):
         "prompt_completion": Format(("prompt", "completion"), _of_prompt, BESIDE),
     }
     native = "prompts"
+    takes_images = True
     policy_answers = True
 
     def sequences(self, row: Mapping[str, Any]) -> Sequence[tuple[int, None]]:

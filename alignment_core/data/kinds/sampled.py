@@ -47,9 +47,10 @@ class Sampled(Texts):
 
     gives = "sampled completions"
     formats: ClassVar[Mapping[str, Format]] = {
-        "prompt_completion": Format(("prompt", "completion", "completion_ids"), _of_ids, ("tools",))
+        "prompt_completion": Format(("prompt", "completion", "completion_ids"), _of_ids, ("tools", "images"))
     }
     native = "prompt_completion"
+    takes_images = True
 
     def of_problem(self, problem: Problem) -> dict[str, Any]:
         return Kind.of_problem(self, problem)  # which raises: nothing was sampled

@@ -9,7 +9,7 @@ from typing import Any
 from alignment_core.data.fields import Fields
 from alignment_core.data.kinds import Format, Kind, PromptExample
 from alignment_core.data.kinds.preferences import Preference, answer_of, formats_by_pair
-from alignment_core.data.limits import Limits
+from alignment_core.data.limits import Limits, with_images
 from alignment_core.data.messages import Messages, as_messages
 from alignment_core.data.tasks import Problem
 
@@ -39,6 +39,7 @@ class Labelled(PromptExample):
             "label": self.label,
             "prompt": answer.prompt,
             "completion": answer.text,
+            **with_images(answer.prompt),
         }
         limits.cut(columns, "prompt", limits.cut_prompt(answer.prompt_ids, room[0]))
         return limits.cut(columns, "completion", answer.ids[: room[1]])
@@ -85,10 +86,11 @@ class Unpaired(Kind):
         "source": "text",
     }
     formats = {
-        "unpaired": Format(("prompt", "completion", "label"), _of_columns, ("tools",)),
+        "unpaired": Format(("prompt", "completion", "label"), _of_columns, ("tools", "images")),
         **formats_by_pair(lambda pair, row: Split(**vars(pair))),
     }
     native = "unpaired"
+    takes_images = True
     reasons = {"identical_pair": "have the same chosen and rejected answer"}
 
     def sequences(self, row: Mapping[str, Any]) -> Sequence[tuple[int, int]]:

@@ -7,7 +7,7 @@ These modules are imported with the recipes: they import neither those nor a lib
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from alignment_core.errors import UserError
@@ -78,6 +78,11 @@ class Origin(ABC):
     def read(self, pinned: Pinned, seed: int, kind: Kind) -> Iterator[LocatedRow]:
         """The rows in their order. ``rows`` may be ignored, but must not change the first rows. An origin that
         ``samples_rows`` gives all that it has. Raises UserError if there are none for this kind."""
+
+    def folders(self, pinned: Pinned) -> Mapping[str, str]:
+        """The folders, or addresses of folders, at which relative paths of images in rows begin, by the name that the place of
+        a row has before its line."""
+        return {}
 
     def expected(self, source: DataSource) -> int | None:
         """The number of rows, if it is known without reading them."""

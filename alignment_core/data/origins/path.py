@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from alignment_core.data.files import read_file
 from alignment_core.data.folder import mixed, splits_by_name, splits_of
 from alignment_core.data.hub import cache_folder, commit_of, is_offline
 from alignment_core.data.origins import LocatedRow, Origin, Pinned, located
+from alignment_core.data.pinned_images import digest_of_images
 from alignment_core.errors import AlignmentError, DataError, UserError, first_line
 from alignment_core.recipes.paths import (
     BEGINS,
@@ -68,7 +69,8 @@ class FilesAndHub(Origin):
                 raise UserError(
                     f"{given}: `{name}` applies only to Hub data sets, but this is a file or folder; leave it out"
                 )
-        return {"files": tuple(_pinned_file(file) for file in files), "notes": tuple(notes)}
+        pinned = tuple(_pinned_file(file) for file in files)
+        return {"files": pinned, "notes": tuple(notes), "images": digest_of_images(files, source.columns)}
 
     def name(self, pinned: Pinned) -> str:
         path = str(pinned.source.path)
@@ -111,6 +113,15 @@ class FilesAndHub(Origin):
             for number, row in read_file(remote):
                 yield f"{name}:{number}", row
             remote.check()
+
+    def folders(self, pinned: Pinned) -> Mapping[str, str]:
+        paths = (Path(file.path) for file in pinned.files)
+        local = {_name_in_source(pinned, path): str(path.parent.absolute()) for path in paths}
+        remote = {
+            name_within(str(pinned.source.path), file): file.address.partition("?")[0].rpartition("/")[0]
+            for file in pinned.remote
+        }
+        return {**local, **remote}
 
     def runs_others_code(self, pinned: Pinned) -> bool:
         return pinned.hub_commit is not None
@@ -164,6 +175,10 @@ def _hub(pinned: Pinned) -> Iterator[dict[str, Any]]:
             f"{source.path}@{pinned.hub_commit}: cannot load split {source.split!r}"
             f"{f' of {source.subset!r}' if source.subset else ''}: {first_line(error)}"
         ) from error
+    if "Image(" in str(rows.features):  # as bytes and paths, not as decoded pictures
+        for batch in rows.with_format("arrow").iter(1024):
+            yield from map(ArrowRow, batch.to_pylist())
+        return
     yield from map(ArrowRow, rows)
 
 

@@ -22,6 +22,7 @@ from alignment_core.recipes.sections.rl import REWARDS_FIELD, RlConfig
 from alignment_core.rewards.model_reward import spread_of
 from alignment_core.rewards.scoring_actors import has_another_tokenizer
 from alignment_core.rollout.async_sampler import AsyncSampler
+from alignment_core.rollout.images import with_paths
 from alignment_core.rollout.lengths import check_length
 from alignment_core.rollout.prompt_schedule import PromptSchedule
 from alignment_core.rollout.sampling import Sampling, SyncSampler
@@ -200,7 +201,7 @@ def _read_prompts(data: Path) -> list[dict[str, Any]]:
 
     if not _table(data).is_file():
         raise DataError("there are no prompts to sample for")
-    return pq.read_table(_table(data)).to_pylist()
+    return with_paths(pq.read_table(_table(data)).to_pylist(), data)
 
 
 def _table(data: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from alignment_core.models.tokenizer import byte_tokenizer
 from tests.answered import AT, publish_round
 from tests.flows.ui.conftest import Make
 from tests.flows.ui.test_pages import HOSTILE
+from tests.images import write_images
 
 
 def test_completions_are_shaded_by_the_probability_of_their_tokens(store: Store, tmp_path: Path, get: Any) -> None:
@@ -49,6 +51,28 @@ def test_tokens_without_a_loss_are_marked(store: Store, make: Make, tmp_path: Pa
     page = get(f"/artifacts/{data}/files").text
     assert '<span class="masked">why? </span>yes' in page
     assert "without a loss" in page
+
+
+def test_images_of_rows_are_shown_and_nothing_else_is_served_as_one(store: Store, tmp_path: Path, get: Any) -> None:
+    images = write_images(tmp_path / "pictures")
+    script = b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>"
+    contents = [images["red"].read_bytes(), script]
+    digests = [hashlib.sha256(content).hexdigest() for content in contents]
+    (tmp_path / "data" / "images").mkdir(parents=True)
+    for digest, content in zip(digests, contents, strict=True):
+        (tmp_path / "data" / "images" / digest).write_bytes(content)
+    shown = f"<|vision_start|>[image sha256:{digests[0][:12]}]<|vision_end|>Which?"
+    table = {"prompt_ids": [[1, 2]], "prompt": [shown], "label": ["red"], "images": [digests]}
+    pq.write_table(pa.table(table), tmp_path / "data" / "train.parquet")
+    data = store.publish(tmp_path / "data", "dataset")
+    page = get(f"/artifacts/{data}/files").text
+    assert f"[image sha256:{digests[0][:12]}]" in page
+    assert f'<img class="picture" src="/images/{data}/{digests[0]}" alt="Image {digests[0][:12]}"' in page
+    image = get(f"/images/{data}/{digests[0]}")
+    assert (image.content, image.headers["content-type"]) == (contents[0], "image/png")
+    assert image.headers["x-content-type-options"] == "nosniff"
+    for name in (digests[1], "0" * 64, "..%2Ftrain.parquet"):
+        get(f"/images/{data}/{name}", 404)
 
 
 def test_texts_are_shown_as_they_are_without_a_tokenizer(store: Store, tmp_path: Path, get: Any, make: Make) -> None:

@@ -1,0 +1,156 @@
+"""Images that rows name, read once: paths, addresses, ``data:`` URLs and bytes, each checked and kept by its digest."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from alignment_core.data.images import FOLDER, digest_in
+from alignment_core.errors import EnvironmentFault, UserError, first_line
+from alignment_core.recipes.paths import is_address
+
+MOST_BYTES = 64 << 20
+MOST_PIXELS = 64_000_000
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+"""Formats of ``PIL`` that are read: others run programs (EPS) or are no pictures for models."""
+
+RowImages = Callable[[Any, str], str]
+"""Reads an image of one row, given as the row names it, and the name of its field; returns the hex digits of its digest.
+Raises ValueError for an image that cannot be used."""
+
+
+class ImageReader:
+    """Keeps the images of a data set in a folder, each once, named by the hex digits of its digest."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.count = 0
+        """Images that were read, with those that were read before."""
+        self._known: dict[str, str] = {}
+        """Digests by path or address."""
+
+    def of_row(self, base: Callable[[], str | None]) -> RowImages:
+        """The reader of a row whose relative paths begin at ``base``, a folder or the address of one."""
+        return partial(self._read, base)
+
+    def _read(self, base: Callable[[], str | None], image: Any, name: str) -> str:
+        self.count += 1
+        try:
+            return self._digest(image, base)
+        except (ValueError, OSError) as error:
+            raise ValueError(f"`{name}` {error}") from None
+
+    def _digest(self, image: Any, base: Callable[[], str | None]) -> str:
+        if isinstance(image, Mapping):  # of the feature `Image` of `datasets`
+            image = image["bytes"] if image.get("bytes") is not None else image.get("path")
+        if isinstance(image, bytes):
+            return self._kept(image)
+        if not isinstance(image, str) or not image:
+            raise ValueError(
+                f"is {_kind_of(image)}; a path, an address, a data: URL or the bytes of an image are needed"
+            )
+        if image.startswith("data:"):
+            return self._kept(_of_data_url(image))
+        place = _place(image, base)
+        if place not in self._known:
+            self._known[place] = self._kept(_at_address(place) if is_address(place) else _of_file(place, image))
+        return self._known[place]
+
+    def _kept(self, encoded: bytes) -> str:
+        digest = hashlib.sha256(encoded).hexdigest()
+        if not (path := self.folder / digest).exists():
+            check_image(encoded)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            partial_file = path.with_name(f".{digest}.partial")
+            partial_file.write_bytes(encoded)
+            partial_file.replace(path)
+        return digest
+
+
+def check_image(encoded: bytes) -> None:
+    """Raise ValueError for the bytes of an image that is broken, too large, or of an unknown format."""
+    from PIL import Image, UnidentifiedImageError
+
+    if len(encoded) > MOST_BYTES:
+        raise ValueError(f"has more than {MOST_BYTES >> 20} MiB")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of formats' details, and of sizes, which are checked here
+            with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
+                if image.width * image.height > MOST_PIXELS:
+                    raise Image.DecompressionBombError
+                image.load()
+    except UnidentifiedImageError:
+        raise ValueError(f"is no image of the formats {', '.join(FORMATS)}") from None
+    except Image.DecompressionBombError:
+        raise ValueError(f"has more than {MOST_PIXELS // 10**6} million pixels") from None
+    except Exception as error:  # each format's decoder raises errors of its own for broken bytes
+        raise ValueError(f"is a broken image: {first_line(error)}") from None
+
+
+def _place(image: str, base: Callable[[], str | None]) -> str:
+    """The path or address of an image."""
+    folder = base()
+    if is_address(image):
+        if "env:" in image:
+            raise ValueError(f"is the address {image!r}: addresses in rows cannot name environment variables")
+        return image
+    if digest := digest_in(image):
+        image = f"{FOLDER}/{digest}"
+    if Path(image).is_absolute() and not (folder and is_address(folder)):
+        return image
+    if folder is None:
+        raise ValueError(f"is the path {image!r}, and these rows are in no folder: give its address or its bytes")
+    if not is_address(folder):
+        return str(Path(folder, image))
+    if image.startswith("/") or ".." in image.split("/"):
+        raise ValueError(f"is the path {image!r}: rows at an address name images below their own folder")
+    return f"{folder}/{image}"
+
+
+def _of_file(path: str, named: str) -> bytes:
+    file = Path(path)
+    if not file.is_file():
+        raise ValueError(f"is {named!r}: there is no such file ({path})")
+    if file.stat().st_size > MOST_BYTES:
+        raise ValueError(f"is {named!r}: it has more than {MOST_BYTES >> 20} MiB")
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ValueError(f"is {named!r}: it cannot be read: {error.strerror}") from None
+
+
+def _at_address(address: str) -> bytes:
+    from alignment_core.data.addresses import read_bytes
+
+    try:
+        return read_bytes(address, MOST_BYTES + 1)
+    except UserError as error:
+        raise ValueError(f"is not there: {error}") from None
+    except EnvironmentFault as error:
+        if address.startswith("http"):  # of this one image, on servers that need no credentials
+            raise ValueError(f"cannot be read: {error}") from None
+        raise
+
+
+def _of_data_url(url: str) -> bytes:
+    head, comma, content = url.partition(",")
+    if not comma:
+        raise ValueError("is a data: URL without content")
+    if not head.endswith(";base64"):
+        return unquote_to_bytes(content)
+    try:
+        return base64.b64decode(content, validate=True)
+    except ValueError as error:
+        raise ValueError(f"is a data: URL that is not valid base64: {error}") from None
+
+
+def _kind_of(value: object) -> str:
+    return "null" if value is None else "empty" if value == "" else f"a {type(value).__name__}"

@@ -1,0 +1,161 @@
+"""Images on their way from prompts to engines, trainers, trajectories, and the rows that are selected from rollouts."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from alignment_core.environments.episode import Episode
+from alignment_core.errors import UserError
+from alignment_core.inference.images import MODULES, _stand_in, never_sampled, without_torchvision
+from alignment_core.recipes import GenerationConfig, ResourcesConfig, SelectionConfig
+from alignment_core.recipes.sections.rejection_sampling import BestConfig
+from alignment_core.recipes.sections.rewards import CHOICE
+from alignment_core.recipes.sections.rl import TrajectoriesConfig
+from alignment_core.rewards.base import Opening
+from alignment_core.rewards.sources import RewardSources
+from alignment_core.rollout.images import have_images, with_paths
+from alignment_core.rollout.prompt_schedule import PromptSchedule
+from alignment_core.rollout.rollout import to_batch
+from alignment_core.rollout.schemas import SCORES, read_rollouts, rollout_schema, score_schema, write_table
+from alignment_core.rollout.trajectories import Trajectories
+from alignment_core.stages import select_best, select_pairs
+from tests.rollout.rollouts import rollout
+
+RED, BLUE = "a" * 64, "b" * 64
+
+
+def test_a_request_has_the_files_of_its_prompt(tmp_path: Path) -> None:
+    rows = with_paths([{"prompt_ids": [1, 2], "images": [RED, BLUE]}, {"prompt_ids": [3]}], tmp_path)
+    schedule = PromptSchedule(rows, GenerationConfig(num_generations=1, max_completion_length=4), seed=0, shuffle=False)
+    requests = [schedule.request(episode) for draw in range(2) for episode in schedule.episodes(draw)]
+    assert [request.images for request in requests] == [
+        (str(tmp_path / "images" / RED), str(tmp_path / "images" / BLUE)),
+        (),
+    ]
+    assert have_images(rows)
+    assert not have_images(rows[1:])
+
+
+def test_trainers_get_the_files_of_each_completion() -> None:
+    rollouts = [rollout([True], images=("x/red", "x/blue")), rollout([True, True], group=1)]
+    assert [row.sequences[0].images for row in to_batch(rollouts).rows()] == [("x/red", "x/blue"), ()]
+    assert [row.sequences[0].images for row in to_batch(rollouts[1:]).rows()] == [()]
+
+
+def test_an_episode_keeps_its_images_when_it_begins_again() -> None:
+    episode = Episode(0, 0, 0, {"prompt_ids": [1], "images": ("x/red",)}, 4)
+    episode.restart()
+    assert episode.images == ("x/red",)
+
+
+def test_trajectories_name_images_by_their_digests_and_have_no_column_without(tmp_path: Path) -> None:
+    for name, rollouts in {
+        "images": [rollout([True], used=True, images=(f"x/{RED}",)), rollout([True], used=True)],
+        "text": [rollout([True], used=True)],
+    }.items():
+        with closing(Trajectories(tmp_path / name, TrajectoriesConfig(), 1)) as written:
+            written.write(0, rollouts, to_batch(rollouts))
+    of_images, of_text = (pq.read_table(tmp_path / name / "step-000000.parquet") for name in ("images", "text"))
+    assert of_images.column("images").to_pylist() == [[RED], []]
+    assert "images" not in of_text.column_names
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> dict[str, Path]:
+    """Rollouts of two prompts with equal tokens and different images, and their scores."""
+    folders = {name: tmp_path / name for name in ("scores", "rollouts", "output", "origins")}
+    for folder in folders.values():
+        folder.mkdir()
+    (folders["rollouts"] / "images").mkdir()
+    scores, rollouts = [], []
+    for prompt, digest in enumerate((RED, BLUE)):
+        (folders["rollouts"] / "images" / digest).write_text(digest)
+        for sample, text in enumerate(("good", "bad")):
+            shared = {"prompt": prompt, "sample": sample, "finish_reason": "stop"}
+            scores.append({**shared, "tokens": 4, "reward": 1.0 - sample, "policy_logp": -1.0})
+            rollouts.append({**shared, "prompt_ids": [1], "completion_ids": [*text.encode()], "images": [digest]})
+            rollouts[-1] |= {"prompt_text": "p", "completion_text": text, "source": "rows:1"}
+    write_table(scores, score_schema(), folders["scores"] / SCORES)
+    write_table(rollouts, rollout_schema(with_images=True), folders["rollouts"] / "shard-00000.parquet")
+    return folders
+
+
+def selected(folders: dict[str, Path], stage: Any, config: Any) -> list[dict[str, Any]]:
+    context: Any = SimpleNamespace(inputs=folders, output=folders["output"], outputs=folders, derive=lambda *_: 0)
+    del folders["output"], folders["origins"]
+    context.outputs = {**folders, "origins": context.output.parent / "origins"}
+    stage.run(context, config)
+    return pq.read_table(context.output / "train.parquet").to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("stage", "config"),
+    [
+        (select_pairs, select_pairs.SelectPairsConfig(selection=SelectionConfig())),
+        (select_best, select_best.SelectBestConfig(selection=BestConfig())),
+    ],
+    ids=["pairs", "best"],
+)
+def test_selected_rows_keep_their_images(folders: dict[str, Path], stage: Any, config: Any) -> None:
+    """Equal tokens after different images are no duplicates."""
+    output = folders["output"]
+    rows = selected(folders, stage, config)
+    assert [row["images"] for row in rows] == [[RED], [BLUE]]
+    assert sorted(file.name for file in (output / "images").iterdir()) == [RED, BLUE]
+
+
+def test_paths_of_rollouts_lead_to_their_files(folders: dict[str, Path]) -> None:
+    rows = with_paths(read_rollouts(folders["rollouts"]), folders["rollouts"])
+    assert [Path(image).read_text() for row in rows for image in row["images"]] == [RED, RED, BLUE, BLUE]
+
+
+def test_rows_of_text_have_no_column_of_images(folders: dict[str, Path]) -> None:
+    rows = [{**row, "images": ()} for row in read_rollouts(folders["rollouts"])]
+    write_table(rows, rollout_schema(), folders["rollouts"] / "shard-00000.parquet")
+    output = folders["output"]
+    pairs = selected(folders, select_pairs, select_pairs.SelectPairsConfig(selection=SelectionConfig()))
+    assert "images" not in pairs[0]
+    assert not (output / "images").exists()
+
+
+def test_tokens_in_the_places_of_images_are_never_sampled() -> None:
+    """By the names that Qwen and LLaVA have for them; of other tokens, and of a text model, nothing changes."""
+    shape = {"image_token_id": 7, "video_token_id": 8, "vision_start_token_id": 5, "eos_token_id": 1}
+    assert never_sampled(shape) == {7: float("-inf"), 8: float("-inf")}
+    assert never_sampled({"image_token_index": 9}) == {9: float("-inf")}
+    assert never_sampled({"eos_token_id": 1}) == {}
+
+
+def test_the_stand_in_for_torchvision_is_gone_after_an_import() -> None:
+    before = {name for name in sys.modules if name.startswith("torchvision")}
+    with _stand_in():
+        import torchvision.transforms.v2.functional as functional
+        from torchvision.transforms.v2 import functional as same
+
+        assert functional is same
+        assert set(MODULES) <= sys.modules.keys()
+    assert {name for name in sys.modules if name.startswith("torchvision")} == before
+
+
+JUDGE = {"judge": "http://127.0.0.1:1/v1", "judge_model": "m", "template": "{prompt} {completion}"}
+
+
+@pytest.mark.parametrize("given", [JUDGE, {"process_reward_model": "./model"}], ids=["judge", "process"])
+def test_rewards_that_read_text_are_refused(given: dict[str, str]) -> None:
+    opening: Any = Opening("rl.rewards", ResourcesConfig(), prompts=[{"images": ("x/red",)}])
+    field = rf"^rl\.rewards\.0\.{next(iter(given))}: it reads text, and prompts have images"
+    with pytest.raises(UserError, match=field):
+        RewardSources([CHOICE.validate(given)], opening, {})
+
+
+def test_workers_of_a_parallel_engine_need_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.utils.is_torchvision_available", lambda: False)
+    with pytest.raises(UserError, match=r"^resources\.tensor_parallel_size: without torchvision"):
+        without_torchvision(["LlavaForConditionalGeneration"], workers=2)

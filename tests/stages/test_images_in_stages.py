@@ -1,0 +1,148 @@
+"""Stages that sample, with images in their prompts: completions for them, rows for training, and a policy that learns them."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import transformers
+
+from alignment_core.artifacts import Store, open_store
+from alignment_core.artifacts.reference import Reference
+from alignment_core.execution.base import StageCall, StageResult
+from alignment_core.execution.runner import StageRequest, run_stage
+from alignment_core.models.images import ImageProcessor
+from alignment_core.recipes import GenerationConfig, ResourcesConfig, RlConfig
+from alignment_core.stages.generate import GenerateConfig
+from alignment_core.stages.rl import RlStageConfig
+from tests.images import COLOURS, tiny_llava, tiny_qwen_vl, write_images
+
+pytestmark = pytest.mark.slow
+
+EOS = 257
+KINDS = {"qwen": tiny_qwen_vl, "llava": tiny_llava}
+RESOURCES = ResourcesConfig(device="cpu", trainers=1, engines=1, kv_cache_mib=16, wait_timeout_seconds=120)
+NAMES_THE_COLOUR = """
+def names_the_colour(prompt, completion, label):
+    return float(completion == label)
+"""
+
+
+def prompts(model: Path, folder: Path) -> Path:
+    """A data set of prompts: each picture with a question, whose label is the first letter of its colour."""
+    processor = ImageProcessor.of(model)
+    assert processor is not None
+    pictures = write_images(folder / "pictures")
+    (folder / "data" / "images").mkdir(parents=True)
+    rows: list[dict[str, Any]] = []
+    for number, colour in enumerate(COLOURS):
+        content = pictures[colour].read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
+        (folder / "data" / "images" / digest).write_bytes(content)
+        text = f"<user>{processor.placeholder}?<assistant>"
+        rows.append(
+            {
+                "prompt_ids": processor.expand(text, [pictures[colour]]),
+                "prompt": text,
+                "label": colour[0],
+                "task": None,
+                "source": f"rows.jsonl:{number + 1}",
+                "images": [digest],
+            }
+        )
+    table = pa.Table.from_pylist(rows)
+    table = table.set_column(table.schema.get_field_index("task"), "task", pa.nulls(len(rows), pa.string()))
+    pq.write_table(table, folder / "data" / "train.parquet")
+    return folder / "data"
+
+
+def knows_the_letters(model: Path, data: Path, folder: Path) -> Path:
+    """The model after it has learnt that the answer is any colour's letter: with every picture each is as likely."""
+    lm = transformers.AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32)
+    rows = pq.read_table(data / "train.parquet").to_pylist()
+    letters = [ord(colour[0]) for colour in COLOURS]
+    processor = ImageProcessor.of(model)
+    assert processor is not None
+    inputs = []
+    for row in rows:
+        tensors = processor.tensors([data / "images" / row["images"][0]])
+        for letter in letters:
+            ids = torch.tensor([[*row["prompt_ids"], letter, EOS]])
+            types = (
+                {"mm_token_type_ids": (ids == processor.image_token_id).int()}
+                if "qwen" in type(lm).__name__.lower()
+                else {}
+            )
+            inputs.append((ids, {**tensors, **types}))
+    optimiser = torch.optim.AdamW(lm.parameters(), lr=2e-3)
+    for _ in range(25):
+        for ids, more in inputs:
+            logits = lm(input_ids=ids, **more).logits[0, -3:-1]
+            (torch.nn.functional.cross_entropy(logits, ids[0, -2:]) / len(inputs)).backward()
+        optimiser.step()
+        optimiser.zero_grad()
+    shutil.copytree(model, folder)
+    lm.save_pretrained(folder)
+    return folder
+
+
+def run(
+    store: Store, machines: Any, stage: str, config: Any, **inputs: Reference
+) -> tuple[dict[str, Path], StageResult]:
+    call = StageCall(stage=stage, label=stage, config=config.model_dump(mode="json"), inputs=inputs)
+    result = run_stage(StageRequest(store, call, machines, RESOURCES, lambda *_: None))
+    return {name: store.fetch(output) for name, output in result.outputs.items()}, result
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_rollouts_hold_the_images_of_their_prompts(kind: str, machines: Any, tmp_path: Path) -> None:
+    model = KINDS[kind](tmp_path / "model")
+    data = prompts(model, tmp_path)
+    store = open_store(tmp_path / "store")
+    config = GenerateConfig(generation=GenerationConfig(num_generations=2, max_completion_length=4, shard_size=3))
+    policy, rows = store.publish(model, "model"), store.publish(data, "dataset")
+    outputs, _ = run(store, machines(1), "generate", config, policy=policy, prompts=rows)
+    rollouts = [
+        row for file in sorted(outputs["rollouts"].glob("*.parquet")) for row in pq.read_table(file).to_pylist()
+    ]
+    expected = [row["images"] for row in pq.read_table(data / "train.parquet").to_pylist() for _ in range(2)]
+    assert [row["images"] for row in rollouts] == expected
+    for digest in {digest for row in expected for digest in row}:
+        assert hashlib.sha256((outputs["rollouts"] / "images" / digest).read_bytes()).hexdigest() == digest
+
+
+def test_a_policy_learns_to_name_colours(kind: str, machines: Any, tmp_path: Path) -> None:
+    """GRPO of a policy that answers with any colour's letter. The reward is 1 for that of the picture, else 0."""
+    start = KINDS[kind](tmp_path / "start")
+    data = prompts(start, tmp_path)
+    model = knows_the_letters(start, data, tmp_path / "model")
+    (tmp_path / "reward.py").write_text(NAMES_THE_COLOUR)
+    section = {
+        "prompts": {"task": "reverse", "rows": 4},  # those of the input are used
+        "steps": 40,
+        "prompts_per_step": 4,
+        "generation": {"num_generations": 16, "max_completion_length": 2},
+        "rewards": [{"verifier": f"{tmp_path / 'reward.py'}:names_the_colour"}],
+        "training": {"batch_size": 64, "learning_rate": 2e-3},
+        "trajectories": {"keep": "all"},
+    }
+    store = open_store(tmp_path / "store")
+    policy, rows = store.publish(model, "model"), store.publish(data, "dataset")
+    config = RlStageConfig(section=RlConfig.model_validate(section))
+    outputs, _ = run(store, machines(1), "rl", config, policy=policy, prompts=rows)
+    steps = [pq.read_table(file).to_pylist() for file in sorted(outputs["trajectories"].iterdir())]
+    means = [float(np.mean([row["reward"] for row in of_step])) for of_step in steps]
+    print(kind, means)
+    assert np.mean(means[:3]) < 0.4
+    assert np.mean(means[-3:]) > 0.9
