@@ -15,6 +15,7 @@ from alignment_core.models.image_text import vision_parameters
 from alignment_core.models.images import ImageProcessor
 from alignment_core.models.saving import save_checkpoint
 from tests.images import LLAVA_IMAGE, QWEN_IMAGE, tiny_llava, tiny_qwen_vl, write_images
+from tests.matrix import matrix
 from tests.training import image_ranks
 from tests.training.sharded_ranks import run
 
@@ -75,21 +76,19 @@ def test_master_weights_hold_a_frozen_tower(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "world", "stage", "trains_tower"),
-    [
-        ("qwen2_5_vl", 1, 0, False),
-        ("qwen2_5_vl", 2, 0, True),
-        ("qwen2_5_vl", 2, 2, True),
-        ("qwen2_5_vl", 2, 3, True),
-        ("qwen2_5_vl", 2, 3, False),
-        ("llava", 1, 0, True),
-        ("llava", 2, 2, False),
-        ("llava", 2, 3, True),
-    ],
+    ("kind", "ranks", "trains_tower"),
+    matrix(
+        ["qwen2_5_vl", "llava"],
+        [(1, 0), (2, 0), (2, 2), (2, 3)],
+        [False, True],
+        usual=[("qwen2_5_vl", (1, 0), False), ("qwen2_5_vl", (2, 3), True), ("llava", (2, 2), True)],
+    ),
 )
 def test_steps_are_those_of_plain_transformers(
-    kind: str, world: int, stage: int, trains_tower: bool, tmp_path: Path
+    kind: str, ranks: tuple[int, int], trains_tower: bool, tmp_path: Path
 ) -> None:
+    """``ranks``: their number, and the ZeRO stage."""
+    world, stage = ranks
     make, placeholder = MODELS[kind]
     path = make(tmp_path / "model")
     images = write_images(tmp_path / "images")
