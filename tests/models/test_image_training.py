@@ -21,7 +21,7 @@ from alignment_core.models.images import ImageProcessor
 from alignment_core.models.loading import load_model
 from alignment_core.models.microbatch import Images, MicroBatch, Pair, Row, TokenSequence, pack
 from alignment_core.models.packed import PackedModel, run_packed
-from alignment_core.models.saving import read_json, save_checkpoint
+from alignment_core.models.saving import read_json
 from alignment_core.recipes import DpoLossConfig, LoraConfig, ResourcesConfig
 from alignment_core.training.forward import Forward, ForwardJob
 from alignment_core.training.methods.dpo import Dpo
@@ -185,12 +185,13 @@ def test_a_reward_model_scores_as_plain_transformers_and_is_loaded_again(rows: R
         other = torch.zeros_like(parameter) if other is None else other
         assert (gradient - other).norm() <= 4e-6 * max(1.0, float(other.norm())), name
 
-    save_checkpoint(model, rows.path, tmp_path / "reward")
+    exported = export(rows.path, tmp_path / "reward", "score")
     again = load_model(str(tmp_path / "reward"), "score", torch.float32)
     assert type(again).__name__ in read_json(tmp_path / "reward" / "config.json")["architectures"]
     assert again.config.num_labels == 1
     packed = PackedModel(again, "score", load_processor=lambda: ImageProcessor.of(tmp_path / "reward"))
-    assert torch.equal(run_packed(packed, micro), scores_S)
+    trained = PackedModel(exported, "score", load_processor=lambda: rows.processor)
+    assert torch.equal(run_packed(packed, micro), run_packed(trained, micro))
 
 
 def test_the_loss_of_dpo_is_that_of_plain_transformers(rows: Rows, tmp_path: Path) -> None:
