@@ -78,7 +78,7 @@ class Engine:
 
         reads_images = is_multimodal(shape)
         if reads_images:
-            without_torchvision(shape.get("architectures") or ())
+            without_torchvision(shape.get("architectures") or (), resources.tensor_parallel_size)
         make = functools.partial(
             vllm.LLM,
             str(folder),

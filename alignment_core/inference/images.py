@@ -11,7 +11,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from alignment_core.errors import EnvironmentFault
+from alignment_core.errors import EnvironmentFault, UserError
 
 PLACE = re.compile(r"(image|video|audio)_token_(id|index)$")
 """Fields of a config.json with the token that stands at the place of an image, a video or a sound."""
@@ -31,29 +31,34 @@ def never_sampled(shape: Mapping[str, Any]) -> dict[int, float]:
     return {token: float("-inf") for token in sorted(places)}
 
 
-def without_torchvision(architectures: Sequence[str]) -> None:
+def without_torchvision(architectures: Sequence[str], workers: int = 1) -> None:
     """Let vLLM serve images of these models where torchvision is not installed, of which there is no build for CPUs in every
     index: ``transformers`` prepares images with Pillow, and vLLM only imports modules that import it. Videos need it.
 
-    Raises EnvironmentFault for a model whose modules need more of it.
+    Raises EnvironmentFault for a model whose modules need more of it, and UserError for an engine of several ``workers``, which
+    are processes that import these modules themselves.
     """
     from transformers import ProcessorMixin
     from transformers.models.auto.video_processing_auto import AutoVideoProcessor
-    from transformers.processing_utils import VideosKwargs
     from transformers.utils import is_torchvision_available
     from transformers.video_processing_utils import VideoProcessorMixin
-    from vllm import ModelRegistry
 
     if is_torchvision_available():
         return
-    no_videos = type("NoVideos", (VideoProcessorMixin,), {"valid_kwargs": VideosKwargs})()
+    if workers > 1:
+        raise UserError(
+            "resources.tensor_parallel_size: without torchvision, an engine of a model that reads images has one worker; leave "
+            "it out, or install torchvision"
+        )
+    from vllm import ModelRegistry
+
     check = ProcessorMixin.check_argument_for_proper_class
 
     def check_others(self: Any, name: str, argument: Any) -> Any:
-        return None if argument is no_videos else check(self, name, argument)
+        return None if isinstance(argument, VideoProcessorMixin) else check(self, name, argument)
 
     ProcessorMixin.check_argument_for_proper_class = check_others
-    AutoVideoProcessor.from_pretrained = classmethod(lambda *_, **__: no_videos)
+    AutoVideoProcessor.from_pretrained = VideoProcessorMixin.from_pretrained  # has the settings, and processes no video
     for name in [name for name in architectures if name in ModelRegistry.models]:
         try:
             with _stand_in():

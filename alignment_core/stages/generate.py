@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,8 @@ def _in_own_template(context: StageContext, prompts: list[Row]) -> tuple[list[Ro
     model, name = context.model("policy"), context.references["policy"].short
     tokenizer = model.tokenizer()
     some_are_truncated = has_truncated_rows(context.inputs["prompts"])
-    images = tokens_of_images(model.image_processor(), context.inputs["prompts"] / FOLDER)
+    processor = model.image_processor() if have_images(prompts) else None
+    images = tokens_of_images(processor, context.inputs["prompts"] / FOLDER)
     rendered, warnings = in_own_template(prompts, Renderer(tokenizer, images=images), some_are_truncated, name)
     embeddings = embedding_rows(model.path)
     for row in rendered:

@@ -64,7 +64,7 @@ class FrozenModel:
             dtype=dtype,
             sequence_group=sequences,
             flash=flash,
-            processor=model.image_processor(),
+            load_processor=model.image_processor,
             blank_images=self.is_sharded,
         )
         self.packed.eval().requires_grad_(False)

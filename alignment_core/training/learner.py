@@ -173,7 +173,7 @@ class Learner:
             dtype=dtype,
             flash=flash,
             sequence_group=self.sequence_group,
-            processor=source.model.image_processor() if with_images else None,
+            load_processor=source.model.image_processor,
             blank_images=self.zero_stage == 3 or (training.train_vision_tower and world > 1),
         )
         if not unanimous(self.packed.shares_prefixes, device.torch_device):
@@ -364,7 +364,7 @@ class Learner:
             check_room(masters, 4 * self.parameters(), f"the copy of the fp32 master weights of step {self.steps}")
         rounded: dict[str, torch.Tensor] = {}
         # Adapters are merged into the initial master weights; those of a frozen vision tower stay what they were.
-        if (self.training.lora and (masters or self.source.masters)) or (self.is_partly_frozen and masters):
+        if (self.training.lora and self.source.masters) or (self.is_partly_frozen and masters):
             portable = self._portable_of()
             rounded = portable.save_merged_masters(masters, state, self.source.masters)
         elif masters:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from PIL import Image
 
 from alignment_core.artifacts import Reference
 from alignment_core.cluster.group import ActorGroup
@@ -34,7 +35,8 @@ KINDS = {"qwen": tiny_qwen_vl, "llava": tiny_llava}
 
 @dataclass(frozen=True)
 class Case:
-    """Two models of one architecture, and prompts with one image, with two of different sizes, and with none."""
+    """Two models of one architecture, and prompts with one image, with two of different sizes, with none, and with one of noise
+    that the processor resizes."""
 
     models: dict[str, Path]
     prompts: list[list[int]]
@@ -48,7 +50,9 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     files = write_images(folder / "images")
     processor = ImageProcessor.of(models["a"])
     assert processor is not None
-    images = [[files["red"]], [files["green"], files["wide"]], []]
+    noise = np.random.default_rng(0).integers(0, 256, (77, 100, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(folder / "noise.png")
+    images = [[files["red"]], [files["green"], files["wide"]], [], [folder / "noise.png"]]
     place = processor.expand(processor.placeholder, [files["red"]])
     assert place.count(processor.image_token_id) == {"qwen": 1, "llava": 4}[request.param]
     texts = [

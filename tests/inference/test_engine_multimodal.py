@@ -32,9 +32,6 @@ VISION = {
 def test_a_model_that_also_reads_images_is_sampled(machines: Any, tmp_path: Path) -> None:
     """vLLM makes its processor of images with the tokenizer, without which the engine did not start. Greedy answers are those
     of ``transformers``."""
-    pytest.importorskip(
-        "torchvision", reason="vLLM needs torchvision for images, which installations for CPUs leave out"
-    )
     tokenizer = byte_tokenizer()
     tokens = ["<image_soft_token>", "<start_of_image>", "<end_of_image>"]
     tokenizer.add_special_tokens({"additional_special_tokens": tokens})

@@ -13,7 +13,7 @@ import pytest
 
 from alignment_core.environments.episode import Episode
 from alignment_core.errors import UserError
-from alignment_core.inference.images import MODULES, _stand_in, never_sampled
+from alignment_core.inference.images import MODULES, _stand_in, never_sampled, without_torchvision
 from alignment_core.recipes import GenerationConfig, ResourcesConfig, SelectionConfig
 from alignment_core.recipes.sections.rejection_sampling import BestConfig
 from alignment_core.recipes.sections.rewards import CHOICE
@@ -153,3 +153,9 @@ def test_rewards_that_read_text_are_refused(given: dict[str, str]) -> None:
     field = rf"^rl\.rewards\.0\.{next(iter(given))}: it reads text, and prompts have images"
     with pytest.raises(UserError, match=field):
         RewardSources([CHOICE.validate(given)], opening, {})
+
+
+def test_workers_of_a_parallel_engine_need_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.utils.is_torchvision_available", lambda: False)
+    with pytest.raises(UserError, match=r"^resources\.tensor_parallel_size: without torchvision"):
+        without_torchvision(["LlavaForConditionalGeneration"], workers=2)
