@@ -56,11 +56,9 @@ class Texts(NamedTuple):
 def with_special_tokens(rows: Sequence[dict[str, Any]], text: CompletionText) -> list[dict[str, Any]]:
     """Rows of completions whose ``completion_text`` has the special tokens that ``text`` keeps: the row's ``special_text``, if
     it was decoded where it was sampled."""
-    return [
-        {
-            **row,
-            "completion_text": row.get("special_text")
-            or text(row["completion_ids"], row["finish_reason"], row.get("mask")),
-        }
-        for row in rows
-    ]
+
+    def shown(row: dict[str, Any]) -> str:
+        known: str | None = row.get("special_text")
+        return text(row["completion_ids"], row["finish_reason"], row.get("mask")) if known is None else known
+
+    return [{**row, "completion_text": shown(row)} for row in rows]

@@ -106,15 +106,21 @@ def main() -> None:
 
 
 def _figures(steps: list[dict[str, float]], planned: dict[str, float]) -> dict[str, Any]:
-    """Medians of the steps; the last one's trajectories are those of every step."""
+    """Medians of the steps. Trainers wait for all parts but the trajectories, which a thread writes beside them."""
     by_part = {name: statistics.median(step.get(name, 0.0) for step in steps) for name in steps[-1]}
     total = sum(by_part.values())
+    waited_for = total - by_part["trajectories"]
     return {
         "completions": PROMPTS * GENERATIONS,
         "tokens": TOKENS,
         "seconds": {name: round(value, 2) for name, value in by_part.items()},
+        "waited_for_seconds": round(waited_for, 2),
         "total_seconds": round(total, 2),
         **{f"step_on_{name}_seconds": round(seconds, 1) for name, seconds in planned.items()},
+        **{
+            f"waited_for_share_on_{name}": round(waited_for / (waited_for + seconds), 4)
+            for name, seconds in planned.items()
+        },
         **{f"share_on_{name}": round(total / (total + seconds), 4) for name, seconds in planned.items()},
         "most": MOST,
     }

@@ -26,7 +26,7 @@ def test_engines_decode_what_they_sample(
     section = section_of(
         2, reward, generation={"max_completion_length": 12}, execution={"max_staleness": max_staleness}
     )
-    section["rewards"].append({**reward, "name": "special", "skip_special_tokens": False})
+    section["rewards"].append({**reward, "skip_special_tokens": False})
     with monkeypatch.context() as patch:
         patch.setattr(CompletionText, "__call__", decodes)
         rows = rows_of(run(section)[0])
