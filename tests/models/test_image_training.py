@@ -15,6 +15,7 @@ from torch import Tensor
 from alignment_core.cluster.device import Device
 from alignment_core.errors import UserError
 from alignment_core.losses.logprobs import sum_by_sequence
+from alignment_core.models.activations import recompute
 from alignment_core.models.adapters import add_adapters
 from alignment_core.models.image_text import vision_parameters
 from alignment_core.models.images import ImageProcessor
@@ -308,3 +309,17 @@ def test_log_probabilities_of_a_reference_are_those_of_plain_transformers(rows: 
     job = ForwardJob(handle(rows.path), "lm")
     logps = Forward(job, ResourcesConfig(), Device.detect("cpu", 0)).run(pairs)
     np.testing.assert_allclose(logps, expected, rtol=1e-5)
+
+
+def test_recomputed_activations_give_the_same_gradient(rows: Rows) -> None:
+    gradients = []
+    for recomputes in (False, True):
+        model = load_model(str(rows.path), "lm", torch.float32)
+        if recomputes:
+            recompute(model, "all")
+        packed = PackedModel(model, "lm", load_processor=lambda: rows.processor).train()
+        run_packed(packed, rows.pack()).sum().backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    plain, recomputed = gradients
+    assert plain.keys() == recomputed.keys()
+    assert all(torch.equal(plain[name], recomputed[name]) for name in plain)
