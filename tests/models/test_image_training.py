@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -160,6 +161,41 @@ def test_loss_and_gradient_are_those_of_plain_transformers(kind: str, tmp_path: 
     assert ours.item() == pytest.approx(loss.item(), abs=1e-6)
     norms = [parameter.grad.norm() for parameter in vision_parameters(plain) if parameter.grad is not None]
     assert max(norms) > 1e-3, "images matter"
+    check_equal(packed.model, plain)
+
+
+@pytest.mark.parametrize("kind", [*MODELS, *MORE])
+def test_an_image_of_several_sequences_is_computed_once(kind: str, tmp_path: Path) -> None:
+    """Losses and gradients are those of plain ``transformers``, which computes it in each row. With Qwen3-VL it is computed as
+    often as there."""
+    rows = Rows(kind, tmp_path)
+    rows.texts = [rows.texts[2]] * 2 + [rows.texts[0]]
+    rows.images = [rows.images[2]] * 2 + [rows.images[2][:1]]
+    plain = rows.plain()
+    total = torch.zeros(())
+    for number, sequence in enumerate(rows.sequences()):
+        inputs = rows.plain_inputs(number)
+        logps = plain(**inputs).logits[0, :-1].log_softmax(-1)
+        ids = inputs["input_ids"][0]
+        total = total + logps[torch.arange(len(ids) - 1), ids[1:]][torch.from_numpy(sequence.targets[1:])].sum()
+    (total / 10).backward()
+
+    packed = PackedModel(load_model(str(rows.path), "lm", torch.float32), "lm", load_processor=lambda: rows.processor)
+    micro = rows.pack()
+    assert len(micro.images) == 5
+    get_tensors = rows.processor.tensors
+    read: list[list[str]] = []
+
+    def tensors(_processor: Any, paths: Sequence[Path]) -> dict[str, Tensor]:
+        read.append([path.stem for path in paths])
+        return get_tensors(paths)
+
+    with patch.object(ImageProcessor, "tensors", tensors):
+        ours = run_packed(packed, micro).sum()
+    (ours / 10).backward()
+    whole = ["large", "wide"] * 2 + ["large"]
+    assert read == [whole if kind == "qwen3_vl" else ["large", "wide"]]
+    assert ours.item() == pytest.approx(total.item(), rel=1e-6)
     check_equal(packed.model, plain)
 
 
