@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
 AXES = 3
 """Rotary axes of models that place an image's tokens in time, height and width."""
+APART = ("gemma3", "llava", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe")
+"""Kinds of models that give the features of each image by themselves; others have more than these, as Qwen3-VL."""
+FEATURES = "mm_encoder_outputs"
+"""Option of a forward pass: features of images in the place of their pixels."""
+GRID = "_grid_thw"
+"""End of the names of tensors with the patches of each image in time, height and width."""
 DEEP = "deepstack_features"
 """Features of several layers of the vision tower, for as many of the language model, in Qwen3-VL."""
 
@@ -116,9 +122,25 @@ class ImageInputs:
 
     def options(self, images: tuple[str, ...], input_ids: Tensor) -> dict[str, Any]:
         """Options of the forward pass over lines of tokens [L, W] with these ``images``, in the order of their tokens in the
-        lines."""
-        tensors = self.processor.tensors([Path(image) for image in images])
-        return {**dict.fromkeys(self._types, self._are_of_images(input_ids).long()), **self._moved(tensors)}
+        lines. The features of an image that several sequences have, such as completions of one prompt, are computed once."""
+        types = dict.fromkeys(self._types, self._are_of_images(input_ids).long())
+        distinct = dict.fromkeys(images)
+        if self.model.config.model_type in APART and len(distinct) < len(images):
+            return {**types, **self._features([*distinct], [[*distinct].index(image) for image in images])}
+        return {**types, **self._tensors(images)}
+
+    def _tensors(self, images: Sequence[str]) -> dict[str, Tensor]:
+        return self._moved(self.processor.tensors([Path(image) for image in images]))
+
+    def _features(self, images: Sequence[str], places: list[int]) -> dict[str, Any]:
+        """The features of the ``images`` at these ``places``, as options."""
+        tensors = self._tensors(images)
+        output = self.model.base_model.get_image_features(**tensors, return_dict=True)
+        features = output.pooler_output
+        is_one = isinstance(features, Tensor)
+        output.pooler_output = features[places] if is_one else [features[place] for place in places]
+        grids = {name: tensor[places] for name, tensor in tensors.items() if name.endswith(GRID)}
+        return {FEATURES: {"image": output}, **grids}
 
     def _are_of_images(self, input_ids: Tensor) -> Tensor:
         """Whether each token belongs to an image, as the processor's own call says."""
@@ -135,7 +157,7 @@ class ImageInputs:
     def axes(self, options: Mapping[str, Any], input_ids: Tensor, used: Tensor) -> Tensor:
         """Positions of the tokens of sequences [S, T], one in each line, on all axes of a model that has several, [3, S, T];
         ``used`` [S, T] is 0 for padding. ``options``: those of their images, in this order."""
-        grids = {name: tensor for name, tensor in options.items() if name.endswith("_grid_thw")}
+        grids = {name: tensor for name, tensor in options.items() if name.endswith(GRID)}
         types = self._are_of_images(input_ids).int()
         positions: Tensor = self.model.base_model.get_rope_index(
             input_ids, mm_token_type_ids=types, attention_mask=used, **grids

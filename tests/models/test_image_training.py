@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor
 from alignment_core.cluster.device import Device
 from alignment_core.errors import UserError
 from alignment_core.losses.logprobs import sum_by_sequence
+from alignment_core.models.activations import recompute
 from alignment_core.models.adapters import add_adapters
 from alignment_core.models.image_text import vision_parameters
 from alignment_core.models.images import ImageProcessor
@@ -159,6 +161,41 @@ def test_loss_and_gradient_are_those_of_plain_transformers(kind: str, tmp_path: 
     assert ours.item() == pytest.approx(loss.item(), abs=1e-6)
     norms = [parameter.grad.norm() for parameter in vision_parameters(plain) if parameter.grad is not None]
     assert max(norms) > 1e-3, "images matter"
+    check_equal(packed.model, plain)
+
+
+@pytest.mark.parametrize("kind", [*MODELS, *MORE])
+def test_an_image_of_several_sequences_is_computed_once(kind: str, tmp_path: Path) -> None:
+    """Losses and gradients are those of plain ``transformers``, which computes it in each row. With Qwen3-VL it is computed as
+    often as there."""
+    rows = Rows(kind, tmp_path)
+    rows.texts = [rows.texts[2]] * 2 + [rows.texts[0]]
+    rows.images = [rows.images[2]] * 2 + [rows.images[2][:1]]
+    plain = rows.plain()
+    total = torch.zeros(())
+    for number, sequence in enumerate(rows.sequences()):
+        inputs = rows.plain_inputs(number)
+        logps = plain(**inputs).logits[0, :-1].log_softmax(-1)
+        ids = inputs["input_ids"][0]
+        total = total + logps[torch.arange(len(ids) - 1), ids[1:]][torch.from_numpy(sequence.targets[1:])].sum()
+    (total / 10).backward()
+
+    packed = PackedModel(load_model(str(rows.path), "lm", torch.float32), "lm", load_processor=lambda: rows.processor)
+    micro = rows.pack()
+    assert len(micro.images) == 5
+    get_tensors = rows.processor.tensors
+    read: list[list[str]] = []
+
+    def tensors(_processor: Any, paths: Sequence[Path]) -> dict[str, Tensor]:
+        read.append([path.stem for path in paths])
+        return get_tensors(paths)
+
+    with patch.object(ImageProcessor, "tensors", tensors):
+        ours = run_packed(packed, micro).sum()
+    (ours / 10).backward()
+    whole = ["large", "wide"] * 2 + ["large"]
+    assert read == [whole if kind == "qwen3_vl" else ["large", "wide"]]
+    assert ours.item() == pytest.approx(total.item(), rel=1e-6)
     check_equal(packed.model, plain)
 
 
@@ -308,3 +345,17 @@ def test_log_probabilities_of_a_reference_are_those_of_plain_transformers(rows: 
     job = ForwardJob(handle(rows.path), "lm")
     logps = Forward(job, ResourcesConfig(), Device.detect("cpu", 0)).run(pairs)
     np.testing.assert_allclose(logps, expected, rtol=1e-5)
+
+
+def test_recomputed_activations_give_the_same_gradient(rows: Rows) -> None:
+    gradients = []
+    for recomputes in (False, True):
+        model = load_model(str(rows.path), "lm", torch.float32)
+        if recomputes:
+            recompute(model, "all")
+        packed = PackedModel(model, "lm", load_processor=lambda: rows.processor).train()
+        run_packed(packed, rows.pack()).sum().backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    plain, recomputed = gradients
+    assert plain.keys() == recomputed.keys()
+    assert all(torch.equal(plain[name], recomputed[name]) for name in plain)
