@@ -27,9 +27,11 @@ down: $(VENV)/.run
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder $(PYTEST)
 
-# Learning with three seeds, runs that are killed at random, and fifty runs in a row; alone on the machine, for each takes all cores.
+# Learning with three seeds, runs that are killed at random, whole matrices of layouts and methods, and fifty runs in a row; alone
+# on the machine, for each takes all cores.
 test-long: $(VENV)/.test
 	ALIGN_TESTS_PRELOADED=0 $(BIN)/python -m pytest tests/long $(PYTEST)
+	$(BIN)/python -m pytest -m exhaustive $(PYTEST)
 	$(BIN)/python -m tests.benchmarks soak
 
 # The pages of `align ui` in headless Chromium, which has to be installed (Debian's package is called chromium).

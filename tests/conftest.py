@@ -79,11 +79,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start actors are slow. The longest begin first: files over a warm fixture, then files with slow tests."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests that start actors are slow. The longest begin first: files over a warm fixture, then files with slow tests.
+    Exhaustive ones run only where ``-m`` names them."""
     for item in items:
         if "machines" in getattr(item, "fixturenames", ()):
             item.add_marker("slow")
+    if "exhaustive" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("exhaustive")]
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     order = [*WARM, True, False]
     items.sort(key=lambda item: order.index(group if (group := group_of(item.path)) in WARM else item.path in slow))

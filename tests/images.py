@@ -28,7 +28,10 @@ TEMPLATE = (
 """The chat template of the byte tokenizer, for contents in parts, too."""
 QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 LLAVA_IMAGE = "<image>"
+GEMMA_IMAGE = "<start_of_image>"
 VOCABULARY = 272
+WIDE = {"initializer_range": 0.1}
+"""Weights with which images and positions change probabilities by much more than rounding does."""
 
 
 def write_images(folder: Path) -> dict[str, Path]:
@@ -68,6 +71,7 @@ def tiny_qwen_vl(folder: Path, seed: int = 0, hidden_size: int = 64) -> Path:
             "out_hidden_size": hidden_size,
             "window_size": 56,
             "fullatt_block_indexes": [1],
+            **WIDE,
         },
         image_token_id=ids("<|image_pad|>"),
         video_token_id=ids("<|video_pad|>"),
@@ -97,6 +101,7 @@ def tiny_llava(folder: Path, seed: int = 0, hidden_size: int = 64) -> Path:
             "image_size": SIDE,
             "patch_size": SIDE // 2,
             "projection_dim": 32,
+            **WIDE,
         },
         image_token_index=tokenizer.convert_tokens_to_ids(LLAVA_IMAGE),
         image_seq_length=4,
@@ -114,6 +119,73 @@ def tiny_llava(folder: Path, seed: int = 0, hidden_size: int = 64) -> Path:
         "vision_feature_select_strategy": "default",
     }
     (folder / "processor_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def tiny_qwen3(folder: Path, config: Any, **text: Any) -> Path:
+    """A model of Qwen3-VL or of a later one, by the class of its configuration; images have the tokens of Qwen2.5-VL."""
+    tokenizer = _tokenizer(QWEN_IMAGE, "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+    ids = tokenizer.convert_tokens_to_ids
+    vision: dict[str, Any] = {
+        "depth": 3,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_heads": 2,
+        "out_hidden_size": 64,
+        "patch_size": SIDE // 2,
+        "num_position_embeddings": 16,
+        **WIDE,
+    }
+    if config is transformers.Qwen3VLConfig:
+        vision["deepstack_visual_indexes"] = [0, 1]
+    _write(
+        config(
+            text_config={**_text(tokenizer, 64), "head_dim": 32, **text},
+            vision_config=vision,
+            image_token_id=ids("<|image_pad|>"),
+            video_token_id=ids("<|video_pad|>"),
+            vision_start_token_id=ids("<|vision_start|>"),
+            vision_end_token_id=ids("<|vision_end|>"),
+        ),
+        tokenizer,
+        folder,
+        seed=0,
+    )
+    images = transformers.Qwen2VLImageProcessorPil(
+        size={"shortest_edge": SIDE * SIDE, "longest_edge": 16 * SIDE * SIDE}
+    )
+    _write_processor(images, "Qwen3VLProcessor", "Qwen2VLImageProcessor", folder)
+    return folder
+
+
+def tiny_gemma3(folder: Path) -> Path:
+    """A Gemma 3 model, in which the tokens of an image, four of 56×56 pixels, see each other."""
+    names = {"image_token": "<image_soft_token>", "boi_token": GEMMA_IMAGE, "eoi_token": "<end_of_image>"}
+    tokenizer = _tokenizer(GEMMA_IMAGE, *names.values())
+    numbers = {f"{name}_id": tokenizer.convert_tokens_to_ids(token) for name, token in names.items()}
+    for name, value in {**names, **numbers}.items():
+        setattr(tokenizer, name, value)
+    config = transformers.Gemma3Config(
+        text_config={**_text(tokenizer, 64), "head_dim": 32, "sliding_window": 16},
+        vision_config={
+            "hidden_size": 64,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": 2 * SIDE,
+            "patch_size": SIDE // 2,
+        },
+        mm_tokens_per_image=4,
+        image_token_id=numbers["image_token_id"],
+        boi_token_index=numbers["boi_token_id"],
+        eoi_token_index=numbers["eoi_token_id"],
+        **WIDE,
+    )
+    _write(config, tokenizer, folder, seed=0)
+    images = transformers.Gemma3ImageProcessorPil(size={"height": 2 * SIDE, "width": 2 * SIDE})
+    transformers.Gemma3Processor(images, tokenizer, image_seq_length=4).save_pretrained(folder)
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "extra_special_tokens": names}))
     return folder
 
 
@@ -137,6 +209,7 @@ def _text(tokenizer: Any, hidden_size: int) -> dict[str, Any]:
         "bos_token_id": None,
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
+        **WIDE,
     }
 
 

@@ -85,7 +85,7 @@ def without_score_head(config: BaseModelConfig) -> bool:
         return False
     files = weight_files(Path(str(config.model.name)).expanduser())
     architectures = model_shape(config).get("architectures") or [""]
-    if not files or not all(name.endswith("ForCausalLM") for name in architectures):
+    if not files or not all(name.endswith(("ForCausalLM", "ForConditionalGeneration")) for name in architectures):
         return False
     from safetensors import SafetensorError, safe_open
 

@@ -38,13 +38,12 @@ def mean_difference(
     size = sum(parameter.nbytes for parameter in reference.parameters())
     if own_gpu and 2 * size < torch.cuda.mem_get_info()[0]:
         reference = reference.to("cuda")
-    processor = model.image_processor() if any(images) else None
-    image_inputs = ImageInputs(reference, processor) if processor is not None else None
+    image_inputs = ImageInputs(reference, model.image_processor) if any(images) else None
     differences = []
     for prompt, completion, files in zip(prompts, completions, images or [()] * len(prompts), strict=True):
         # One sequence at a time and without a cache: this is the plain computation that the engine is compared with.
         ids = torch.tensor([[*prompt, *completion.token_ids.tolist()]], device=reference.device)
-        more = image_inputs.options(tuple(files), ids) if image_inputs is not None else {}
+        more = image_inputs.options(tuple(files), ids) if image_inputs is not None and files else {}
         with torch.no_grad():
             logits = reference(input_ids=ids, use_cache=False, **more).logits[0, len(prompt) - 1 : -1]
         logits[:, list(never_sampled)] = float("-inf")

@@ -32,6 +32,8 @@ USABLE = 0.9
 """Share of a GPU's memory that is counted on; CUDA, NCCL and fragmentation take the rest."""
 CACHE = 0.1
 """Least share of a GPU's memory for an engine's key-value cache and activations."""
+BUCKETS = GIB
+"""Bytes on the way from a trainer to an engine."""
 ENOUGH = 0.7
 """Share of a GPU's memory beyond which an engine gets no more than it needs, so that judges have room, too."""
 LARGE = 1_500_000_000
@@ -76,8 +78,9 @@ def fit(machine: Machine, model: Model, longest: int, shares: bool) -> Fit | Non
     """The first way to train that fits, from all weights to adapters beside weights in 4 bits; otherwise the last one. None
     without a GPU, or for a model of unknown size.
 
-    ``longest`` is the number of tokens of the longest row, of all its sequences, and ``shares`` whether an engine samples while
-    the trainer's weights and moments stay on its GPU, as in reinforcement learning.
+    ``longest`` is the number of tokens of the longest row, of all its sequences, and ``shares`` whether trainer and engine take
+    turns with the GPU's memory, as in reinforcement learning: each has it for itself, except that the weights of both are there
+    when the engine gets new ones.
     """
     count, shape = model.parameters, model.shape.get("text_config") or model.shape
     hidden, layers, vocabulary = (shape.get(name) for name in ("hidden_size", "num_hidden_layers", "vocab_size"))
@@ -92,16 +95,19 @@ def fit(machine: Machine, model: Model, longest: int, shares: bool) -> Fit | Non
     if any(shape.get(name) for name in EXPERTS):
         del states["adapters beside 4 bits"]  # only linear layers are quantised, and transformers 5 fuses experts
     is_large = count >= LARGE
+    weights: dict[Trained, float] = {
+        trained: count * (IN_4_BITS if trained == "adapters beside 4 bits" else WEIGHTS) for trained in states
+    }
     fits = False
     for trained, checkpointing, budget in itertools.product(states, (True,) if is_large else (False, True), BUDGETS):
         of_layers = RECOMPUTED * layers + STORED if checkpointing else STORED * layers
         of_logits = _of_logits(vocabulary, summed=trained == "all weights")
         activations = max(budget, longest) * hidden * of_layers + of_logits
         state = int(states[trained])
-        spare = USABLE * memory - (state if shares else 0)
         needed = math.ceil(20 * (count * WEIGHTS / memory + CACHE)) / 20
-        engine = min(max(ENOUGH, needed), math.floor(20 * spare / memory) / 20)
-        samples = engine >= needed
+        engine = max(ENOUGH, needed)
+        transfer = weights[trained] + count * WEIGHTS + BUCKETS if shares else 0
+        samples = max(engine * memory, transfer) <= USABLE * memory
         fits = state + activations <= USABLE * memory and (samples or not shares)
         if fits:
             break

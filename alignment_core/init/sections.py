@@ -165,8 +165,9 @@ def memory_fields(profile: Profile, written: dict[str, Any]) -> dict[str, Any]:
         fields["gradient_checkpointing"] = Commented(fitted.checkpointing, f"counted on each GPU: {fitted.words}")
         fields["max_tokens_per_microbatch"] = Commented(fitted.budget, "tokens that a GPU trains on at once")
     if fitted and samples and fitted.engine:
-        comment = "what training leaves" if "rl" in written else "weights and key-value cache; nothing trains meanwhile"
-        fields["gpu_memory_utilization"] = Commented(fitted.engine, f"an engine's share of a GPU: {comment}")
+        meanwhile = "trainers are in CPU memory" if "rl" in written else "nothing trains"
+        comment = f"an engine's share of a GPU: weights and key-value cache; {meanwhile} meanwhile"
+        fields["gpu_memory_utilization"] = Commented(fitted.engine, comment)
     return fields
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from alignment_core.errors import EnvironmentFault, UserError, one_line
+from alignment_core.models.image_text import reads_images
 
 NAME = "flash_attention_2"
 """Its name in ``transformers`` and in recipes."""
@@ -29,9 +30,10 @@ def check_flash_attention(device: str) -> None:
 
 
 def use_flash_attention(model: Any) -> None:
-    """Let a ``transformers`` model attend by this kernel. Raises UserError if it does not support it."""
+    """Let a ``transformers`` model attend by this kernel; of an image-text model, the language model. Raises UserError if it
+    does not support it."""
     try:
-        model.set_attn_implementation(NAME)
+        model.set_attn_implementation({"text_config": NAME} if reads_images(model) else NAME)
     except (ValueError, ImportError) as error:
         raise UserError(
             f"{FIELD} does not work for a {model.config.model_type} model: leave it out; transformers: {one_line(error)}"

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from alignment_core.errors import UserError
+
 if TYPE_CHECKING:
     from alignment_core.models.images import ImageProcessor
 
 AXES = 3
 """Rotary axes of models that place an image's tokens in time, height and width."""
+APART = ("gemma3", "llava", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe")
+"""Kinds of models that give the features of each image by themselves; others have more than these, as Qwen3-VL."""
+FEATURES = "mm_encoder_outputs"
+"""Option of a forward pass: features of images in the place of their pixels."""
+GRID = "_grid_thw"
+"""End of the names of tensors with the patches of each image in time, height and width."""
 DEEP = "deepstack_features"
 """Features of several layers of the vision tower, for as many of the language model, in Qwen3-VL."""
-KEPT = 8
-"""Micro-batches whose images are kept as tensors: a step may compute one several times."""
 
 
 def image_text_class(config: Mapping[str, Any]) -> Any:
@@ -90,38 +96,69 @@ def of_axes(model: Any, position_ids: Tensor) -> Tensor:
 class ImageInputs:
     """What an image-text model takes beside ids and positions in lines: tensors of images, and positions of their tokens."""
 
-    def __init__(self, model: Any, processor: ImageProcessor) -> None:
+    def __init__(self, model: Any, load_processor: Callable[[], ImageProcessor | None]) -> None:
+        """The processor is loaded for the first image."""
         self.model = model
-        self.processor = processor
+        self._load_processor = load_processor
         parameters = inspect.signature(model.base_model.forward).parameters
         self._types = [name for name in ("mm_token_type_ids", "token_type_ids") if name in parameters]
-        self.tensors = functools.lru_cache(maxsize=KEPT)(self._tensors)
-        """The tensors of images, on the CPU."""
 
     @property
     def alone(self) -> bool:
-        """Whether each sequence needs a line of its own: tokens of an image see each other, by a mask for whole lines."""
+        """Whether each sequence of a micro-batch with images needs a line of its own: tokens of an image see each other, by a
+        mask of whole lines."""
         return "token_type_ids" in self._types
 
-    def _tensors(self, images: tuple[str, ...]) -> dict[str, Tensor]:
-        return self.processor.tensors([Path(image) for image in images])
+    @functools.cached_property
+    def processor(self) -> ImageProcessor:
+        """Raises UserError if the model has none."""
+        processor = self._load_processor()
+        if processor is None:
+            raise UserError(
+                f"the folder of the {self.model.config.model_type} model has no processor (preprocessor_config.json), without "
+                "which it reads no images: copy the processor's files of the original model into it"
+            )
+        return processor
 
     def options(self, images: tuple[str, ...], input_ids: Tensor) -> dict[str, Any]:
         """Options of the forward pass over lines of tokens [L, W] with these ``images``, in the order of their tokens in the
-        lines."""
-        device, dtype = input_ids.device, self.model.dtype
-        types = (input_ids == self.processor.image_token_id).long()
-        options: dict[str, Any] = dict.fromkeys(self._types, types)
-        for name, tensor in self.tensors(images).items() if images else ():
-            options[name] = tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
-        return options
+        lines. The features of an image that several sequences have, such as completions of one prompt, are computed once."""
+        types = dict.fromkeys(self._types, self._are_of_images(input_ids).long())
+        distinct = dict.fromkeys(images)
+        if self.model.config.model_type in APART and len(distinct) < len(images):
+            return {**types, **self._features([*distinct], [[*distinct].index(image) for image in images])}
+        return {**types, **self._tensors(images)}
 
-    def axes(self, images: tuple[str, ...], input_ids: Tensor, used: Tensor) -> Tensor:
+    def _tensors(self, images: Sequence[str]) -> dict[str, Tensor]:
+        return self._moved(self.processor.tensors([Path(image) for image in images]))
+
+    def _features(self, images: Sequence[str], places: list[int]) -> dict[str, Any]:
+        """The features of the ``images`` at these ``places``, as options."""
+        tensors = self._tensors(images)
+        output = self.model.base_model.get_image_features(**tensors, return_dict=True)
+        features = output.pooler_output
+        is_one = isinstance(features, Tensor)
+        output.pooler_output = features[places] if is_one else [features[place] for place in places]
+        grids = {name: tensor[places] for name, tensor in tensors.items() if name.endswith(GRID)}
+        return {FEATURES: {"image": output}, **grids}
+
+    def _are_of_images(self, input_ids: Tensor) -> Tensor:
+        """Whether each token belongs to an image, as the processor's own call says."""
+        return torch.isin(input_ids, torch.tensor(self.processor.image_token_ids, device=input_ids.device))
+
+    def _moved(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of images on the model's device, numbers in its type."""
+        device, dtype = self.model.device, self.model.dtype
+        return {
+            name: tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
+            for name, tensor in tensors.items()
+        }
+
+    def axes(self, options: Mapping[str, Any], input_ids: Tensor, used: Tensor) -> Tensor:
         """Positions of the tokens of sequences [S, T], one in each line, on all axes of a model that has several, [3, S, T];
-        ``used`` [S, T] is 0 for padding."""
-        tensors = self.tensors(images) if images else {}
-        grids = {name: tensor.to(input_ids.device) for name, tensor in tensors.items() if name.endswith("_grid_thw")}
-        types = (input_ids == self.processor.image_token_id).int()
+        ``used`` [S, T] is 0 for padding. ``options``: those of their images, in this order."""
+        grids = {name: tensor for name, tensor in options.items() if name.endswith(GRID)}
+        types = self._are_of_images(input_ids).int()
         positions: Tensor = self.model.base_model.get_rope_index(
             input_ids, mm_token_type_ids=types, attention_mask=used, **grids
         )[0]
@@ -129,11 +166,7 @@ class ImageInputs:
 
     def nothing(self) -> Tensor:
         """0, from the features of a blank image: a rank that has no image calls the vision tower like the others."""
-        options = {
-            name: tensor.to(self.model.device, self.model.dtype) if tensor.is_floating_point() else tensor
-            for name, tensor in self._blank.items()
-        }
-        output = self.model.base_model.get_image_features(**options, return_dict=True)
+        output = self.model.base_model.get_image_features(**self._moved(self._blank), return_dict=True)
         return _sum([output.pooler_output, getattr(output, DEEP, None)]) * 0
 
     @functools.cached_property

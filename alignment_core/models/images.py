@@ -26,6 +26,10 @@ class ImageProcessor:
         self._processor = processor
         self.image_token_id: int = int(processor.image_token_id)
         """The token at the places of an image's features, of which each image has as many as its size needs."""
+        self.image_token_ids: tuple[int, ...] = tuple(
+            getattr(processor, "image_token_ids", None) or [self.image_token_id]
+        )
+        """This and, in some kinds of models, the tokens around and within the features, such as ends of rows."""
         self.placeholder: str = getattr(processor, "boi_token", None) or processor.image_token
         """The text that a chat template writes for an image, and that :meth:`expanded` replaces."""
 

@@ -53,7 +53,7 @@ class PackedModel(nn.Module):
         dtype: torch.dtype | None = None,
         flash: bool = False,
         sequence_group: SequenceGroup | None = None,
-        processor: ImageProcessor | None = None,
+        load_processor: Callable[[], ImageProcessor | None] = lambda: None,
         blank_images: bool = False,
     ) -> None:
         """``with_entropy``, of a language model: the forward gives [2, K], log-probabilities and entropies in nats.
@@ -67,8 +67,9 @@ class PackedModel(nn.Module):
         The ranks of a ``sequence_group`` call it at once, on the same micro-batch, and get the same output. Raises UserError
         for a model that they cannot compute together.
 
-        An image-text model shares no prefixes, and computes rows with images with its ``processor``; with ``blank_images`` also
-        a blank image for a micro-batch without any, because other ranks wait for its vision tower, or for its gradient.
+        An image-text model shares no prefixes, and computes rows with images with the processor that ``load_processor`` gives;
+        with ``blank_images`` also a blank image for a micro-batch without any, because other ranks wait for its vision tower,
+        or for its gradient.
         """
         super().__init__()
         self.model = model
@@ -87,7 +88,7 @@ class PackedModel(nn.Module):
         self.sequence_group = sequence_group or SequenceGroup()
         ranks = self.sequence_group.size
         with_images = reads_images(model)
-        self.images = ImageInputs(model, processor) if processor is not None and with_images else None
+        self.images = ImageInputs(model, load_processor) if with_images else None
         self.blank_images = blank_images and self.images is not None
         self.shares_prefixes = (
             share_prefixes
@@ -103,8 +104,7 @@ class PackedModel(nn.Module):
             )
         # Chunked attention counts its chunks from the start of the line, not of the sequence.
         counts_chunks = getattr(model.config.get_text_config(), "attention_chunk_size", None)
-        sees_images = self.images is not None and self.images.alone
-        self.alone = not self.shares_prefixes and (bool(counts_chunks) or sees_images or not keeps_apart(model, head))
+        self.alone = not self.shares_prefixes and (bool(counts_chunks) or not keeps_apart(model, head))
         """Whether each sequence needs a line of its own."""
         if self.alone:
             log.info(
@@ -213,7 +213,9 @@ class PackedModel(nn.Module):
         images: tuple[str, ...] = (),
     ) -> Tensor:
         assert (nodes is not None) == self.shares_prefixes, "the micro-batch was laid out for another model"
-        if self.in_one_line:
+        alone = self.alone or (bool(images) and self.images is not None and self.images.alone)
+        in_one_line = self.in_one_line and not alone
+        if in_one_line:
             input_ids, position_ids, multiplicity = (
                 tensor.view(1, -1) for tensor in (input_ids, position_ids, multiplicity)
             )
@@ -221,7 +223,7 @@ class PackedModel(nn.Module):
                 self.noise = self.noise.view(1, -1, self.noise.shape[-1])
         if self.rope.needed:
             self.rope.lengths = self._lengths(position_ids)
-        if self.alone:
+        if alone:
             used_N = multiplicity.flatten() > 0
             input_ids, position_ids, multiplicity, place_N = _apart(input_ids, position_ids, multiplicity)
             if self.noise is not None:
@@ -251,7 +253,7 @@ class PackedModel(nn.Module):
                 labels_K = labels_K[here_k]
                 candidates_KC = None if candidates_KC is None else candidates_KC[here_k]
         options: dict[str, Any] = {"input_ids": input_ids, "position_ids": position_ids, "use_cache": False}
-        if self.in_one_line:
+        if in_one_line:
             options |= bounds(position_ids)
         options |= self._image_options(input_ids, position_ids, multiplicity, images)
         if nodes is not None:
@@ -288,17 +290,15 @@ class PackedModel(nn.Module):
     def _image_options(
         self, input_ids: Tensor, position_ids: Tensor, multiplicity: Tensor, images: tuple[str, ...]
     ) -> dict[str, Any]:
-        """Options of the forward pass of an image-text model over lines [L, W]."""
-        if self.images is None:
-            assert not images, "rows with images need an image-text model"
+        """Images and positions over lines [L, W], as options of the model's forward pass."""
+        if not images:
             return {"position_ids": of_axes(self.model, position_ids)}
+        assert self.images is not None, "rows with images need an image-text model"
         options = self.images.options(images, input_ids)
         if not has_axes(self.model):
             return options
-        if not images:
-            return {**options, "position_ids": of_axes(self.model, position_ids)}
         ids_ST, _, used_ST, place_N = _apart(input_ids, position_ids, multiplicity)
-        axes_3LW = self.images.axes(images, ids_ST, used_ST).flatten(1)[:, place_N].view(-1, *position_ids.shape)
+        axes_3LW = self.images.axes(options, ids_ST, used_ST).flatten(1)[:, place_N].view(-1, *position_ids.shape)
         return {**options, "position_ids": torch.cat([position_ids[None], axes_3LW])}
 
     def _has_pair(self, candidates_KC: Tensor | None) -> bool:

@@ -34,7 +34,14 @@ TOKENIZER_FILES = (
     "tekken.json",
 )
 """Patterns of a tokenizer's files."""
-PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+CHAT_TEMPLATE_OF_PROCESSOR = "chat_template.json"
+"""The chat template of a multimodal model's processor, in earlier versions of ``transformers``."""
+PROCESSOR_FILES = (
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    CHAT_TEMPLATE_OF_PROCESSOR,
+)
 """Settings of the images, videos and sounds of a multimodal model, without which vLLM does not start it."""
 _AT_ONCE = 1 << 24
 """Weights that are compared at a time."""
@@ -92,7 +99,8 @@ def copy_files(source: Path, directory: Path, patterns: Sequence[str]) -> None:
 
 def write_chat_template(directory: Path, template: str) -> None:
     """Make ``template`` the only chat template of the tokenizer in ``directory``, which has none with :data:`PLAIN`."""
-    for path in (*directory.glob(CHAT_TEMPLATES), directory / "chat_template.jinja"):
+    others = (directory / name for name in ("chat_template.jinja", CHAT_TEMPLATE_OF_PROCESSOR))
+    for path in (*directory.glob(CHAT_TEMPLATES), *others):
         path.unlink(missing_ok=True)
     if template != PLAIN:
         (directory / "chat_template.jinja").write_text(template)
@@ -118,7 +126,7 @@ def _drop_provenance(config: Path) -> None:
 
 
 def architecture_digest(directory: Path) -> str:
-    """Digest of config, tokenizer and stop tokens, without weights: an engine can switch between models with equal digests.
+    """Digest of config, tokenizer, processor and stop tokens: an engine can switch between models with equal digests.
 
     vLLM stops at the tokens of the generation_config.json with which it started, whatever a request asks for.
     """
@@ -130,7 +138,8 @@ def architecture_digest(directory: Path) -> str:
         config.pop(volatile, None)
     tokenizer = directory / "tokenizer.json"
     stop_ids = sorted(eos_token_ids(directory))
-    return digest_of([config, digest_of_file(tokenizer) if tokenizer.is_file() else "", stop_ids])
+    processor = [digest_of_file(file) for name in PROCESSOR_FILES if (file := directory / name).is_file()]
+    return digest_of([config, digest_of_file(tokenizer) if tokenizer.is_file() else "", stop_ids, *processor])
 
 
 def weight_files(directory: Path) -> list[Path]:

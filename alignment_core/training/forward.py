@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -89,7 +90,7 @@ class Forward:
         """Free the model's memory."""
         self.frozen.close()
 
-    def _sequence(self, prompt: Tokens, completion: Tokens, *more: Tokens | Images) -> TokenSequence:
+    def _sequence(self, prompt: Tokens, completion: Tokens, *more: Any) -> TokenSequence:
         if more and isinstance(more[-1], Images):
             sequence = self._sequence(prompt, completion, *more[:-1])
             return replace(sequence, images=tuple(map(str, more[-1])))

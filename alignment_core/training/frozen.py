@@ -59,7 +59,7 @@ class FrozenModel:
             dtype=dtype,
             sequence_group=self.sequence_group,
             flash=flash,
-            processor=model.image_processor(),
+            load_processor=model.image_processor,
             blank_images=self.is_sharded,
         )
         self.packed.eval().requires_grad_(False)

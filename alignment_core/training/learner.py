@@ -162,7 +162,7 @@ class Learner:
             dtype=dtype,
             flash=flash,
             sequence_group=self.sequence_group,
-            processor=source.model.image_processor() if with_images else None,
+            load_processor=source.model.image_processor,
             blank_images=self.zero_stage == 3 or (training.train_vision_tower and world > 1),
         )
         if not unanimous(self.packed.shares_prefixes, device.torch_device):

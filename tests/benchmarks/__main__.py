@@ -25,6 +25,7 @@ ON_REQUEST = (
     "cached",
     "sweep",
     "weight_update",
+    "channels",
     "startup_real",
     "endings",
     "recipes",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -126,3 +128,15 @@ def _update(kind: str, sources: ActorGroup[Source], sinks: ActorGroup[Sink]) -> 
     seconds, driver = time.perf_counter() - started, time.process_time() - own
     after = [sources.one(0, Side.processor_seconds), sinks.one(0, Side.processor_seconds)]
     return [seconds, *(later - earlier for later, earlier in zip(after, before, strict=True)), driver]
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="bench-", dir="/tmp") as folder:
+        for line in measured(Path(folder)):
+            print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    from tests.benchmarks import channels  # by the name under which actors import it
+
+    channels.main()

@@ -1,5 +1,4 @@
-"""Updates of weights: each kind of channel by itself, and of a running engine by a trainer, with a pretrained model (538 MB in
-fp32)."""
+"""Updates of weights of a running engine by a trainer, with a pretrained model (538 MB in fp32)."""
 
 from __future__ import annotations
 
@@ -9,7 +8,6 @@ from pathlib import Path
 
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.recipes import ResourcesConfig
-from tests.benchmarks import channels
 from tests.benchmarks.reinforcement import WAIT, transfer
 from tests.real_model import real_model
 
@@ -17,8 +15,6 @@ from tests.real_model import real_model
 def main() -> None:
     resources = ResourcesConfig(device="cpu", trainers=1, engines=1, kv_cache_mib=64, wait_timeout_seconds=WAIT)
     with tempfile.TemporaryDirectory(prefix="bench-", dir="/tmp") as folder:
-        for line in channels.measured(Path(folder)):
-            print(json.dumps(line), flush=True)
         machines = WarmMachines(resources, Path(folder))
         try:
             print(json.dumps(transfer(real_model(), Path(folder), machines, resources)))

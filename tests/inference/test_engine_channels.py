@@ -29,6 +29,7 @@ from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.models.weight_transfer import WeightStream
 from alignment_core.recipes import LoraConfig
 from tests.inference.test_engine_mixtures import MIXTURES
+from tests.matrix import matrix
 from tests.models.test_adapters import adapted
 
 pytestmark = pytest.mark.slow
@@ -87,8 +88,14 @@ def difference(engines: ActorGroup[Engine], model: Path, rank: int = 0) -> float
     return difference
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", [("llama", True), ("qwen2", False)], ids=["llama, tied", "qwen2, untied"])
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    matrix(
+        KINDS,
+        [("llama", True), ("qwen2", False)],
+        usual=[*((kind, ("llama", True)) for kind in KINDS), ("memory", ("qwen2", False))],
+    ),
+)
 def test_each_update_gives_its_own_log_probabilities(
     shape: tuple[str, bool], kind: str, machines: Any, tiny_model: Any, connect: Connect, stream: Any
 ) -> None:
@@ -101,7 +108,7 @@ def test_each_update_gives_its_own_log_probabilities(
             assert difference(engines, models["a" if name == "b" else "b"]) > 1e-3
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", matrix(KINDS, usual=["ray"]))
 def test_merged_adapters_reach_an_engine(
     kind: str, machines: Any, tiny_model: Any, connect: Connect, tmp_path: Path
 ) -> None:
@@ -114,7 +121,7 @@ def test_merged_adapters_reach_an_engine(
         assert difference(engines, start) > 1e-3
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", matrix(KINDS, usual=["broadcast"]))
 def test_an_engine_packs_the_experts_of_a_mixture_again(
     kind: str, machines: Any, connect: Connect, stream: Any, tmp_path: Path
 ) -> None:
@@ -132,7 +139,7 @@ def test_an_engine_packs_the_experts_of_a_mixture_again(
             assert difference(engines, tmp_path / name) < 1e-4
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", matrix(KINDS, usual=["memory", "broadcast"]))
 def test_both_workers_of_a_parallel_engine_take_their_part(
     kind: str, machines: Any, tiny_model: Any, connect: Connect, stream: Any
 ) -> None:
@@ -145,7 +152,7 @@ def test_both_workers_of_a_parallel_engine_take_their_part(
             assert difference(engines, models[name]) < 1e-4
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", matrix(KINDS, usual=["memory"]))
 def test_missing_weights_are_named_at_the_end_of_an_update(
     kind: str, machines: Any, tiny_model: Any, connect: Connect, stream: Any
 ) -> None:
@@ -158,7 +165,7 @@ def test_missing_weights_are_named_at_the_end_of_an_update(
         engines._failed = False  # it was this test's own
 
 
-@pytest.mark.parametrize("kind", ["memory", "broadcast"])
+@pytest.mark.parametrize("kind", matrix(["memory", "broadcast"], usual=["broadcast"]))
 def test_weights_that_an_engine_cannot_load_end_the_sender(
     kind: str, machines: Any, tiny_model: Any, connect: Connect, stream: Any
 ) -> None:
@@ -175,7 +182,7 @@ def test_weights_that_an_engine_cannot_load_end_the_sender(
     assert str(raised.value.__context__).startswith("an engine failed in a weight update: ")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", matrix(KINDS, usual=["memory", "broadcast"]))
 def test_an_engine_that_is_killed_in_an_update_is_replaced(
     kind: str, machines: Any, tiny_model: Any, connect: Connect, stream: Any
 ) -> None:

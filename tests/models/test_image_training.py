@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,23 +13,61 @@ import torch
 import transformers
 from torch import Tensor
 
+from alignment_core.cluster.device import Device
+from alignment_core.errors import UserError
 from alignment_core.losses.logprobs import sum_by_sequence
+from alignment_core.models.activations import recompute
 from alignment_core.models.adapters import add_adapters
 from alignment_core.models.image_text import vision_parameters
 from alignment_core.models.images import ImageProcessor
 from alignment_core.models.loading import load_model
-from alignment_core.models.microbatch import MicroBatch, Row, TokenSequence, pack
+from alignment_core.models.microbatch import Images, MicroBatch, Pair, Row, TokenSequence, pack
 from alignment_core.models.packed import PackedModel, run_packed
-from alignment_core.models.saving import read_json, save_checkpoint
-from alignment_core.recipes import DpoLossConfig, LoraConfig
+from alignment_core.models.saving import read_json
+from alignment_core.recipes import DpoLossConfig, LoraConfig, ResourcesConfig
+from alignment_core.training.forward import Forward, ForwardJob
 from alignment_core.training.methods.dpo import Dpo
-from tests.exports.conftest import export
-from tests.images import LLAVA_IMAGE, QWEN_IMAGE, tiny_llava, tiny_qwen_vl, write_images
+from tests.exports.conftest import export, handle
+from tests.images import (
+    GEMMA_IMAGE,
+    LLAVA_IMAGE,
+    QWEN_IMAGE,
+    tiny_gemma3,
+    tiny_llava,
+    tiny_qwen3,
+    tiny_qwen_vl,
+    write_images,
+)
 
 MODELS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "qwen2_5_vl": (tiny_qwen_vl, QWEN_IMAGE),
     "llava": (tiny_llava, LLAVA_IMAGE),
 }
+
+
+def _rope(*section: int, **more: Any) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": section, **more}
+
+
+def _qwen3_vl(folder: Path) -> Path:
+    return tiny_qwen3(folder, transformers.Qwen3VLConfig, rope_parameters=_rope(6, 5, 5))
+
+
+def _qwen3_5(folder: Path) -> Path:
+    """With layers of linear attention, which do not know where a sequence in a line ends."""
+    heads = {f"linear_num_{part}_heads": 2 for part in ("key", "value")}
+    sizes = {f"linear_{part}_head_dim": 16 for part in ("key", "value")}
+    rope = _rope(2, 1, 1, partial_rotary_factor=0.25)
+    layers = ["linear_attention", "full_attention"]
+    return tiny_qwen3(folder, transformers.Qwen3_5Config, layer_types=layers, rope_parameters=rope, **heads, **sizes)
+
+
+MORE: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "qwen3_vl": (_qwen3_vl, QWEN_IMAGE),
+    "qwen3_5": (_qwen3_5, QWEN_IMAGE),
+    "gemma3": (tiny_gemma3, GEMMA_IMAGE),
+}
+"""Further kinds: features for several layers, sequences in lines of their own, tokens of an image that see each other."""
 ROWS = [
     ("<user>IMAGE what<assistant>", "red<eos>", ["red"]),
     ("<user>only text<assistant>", "yes, and more of it<eos>", []),
@@ -43,7 +82,7 @@ class Rows:
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind = kind
-        make, placeholder = MODELS[kind]
+        make, placeholder = (MODELS | MORE)[kind]
         self.path = make(folder / "model")
         self.paths = write_images(folder / "images")
         processor = ImageProcessor.of(self.path)
@@ -96,8 +135,10 @@ def check_equal(ours: Any, theirs: Any, rounding: float = 2e-6) -> None:
         assert (gradient - other).norm() <= rounding * max(1.0, float(other.norm())), name
 
 
-def test_loss_and_gradient_are_those_of_plain_transformers(rows: Rows) -> None:
-    """Mean loss per target, with a trained vision tower; Qwen and LLaVA keep rows in one line apart."""
+@pytest.mark.parametrize("kind", [*MODELS, *MORE])
+def test_loss_and_gradient_are_those_of_plain_transformers(kind: str, tmp_path: Path) -> None:
+    """Mean loss per target, with a trained vision tower; Qwen2.5-VL and LLaVA keep rows in one line apart."""
+    rows = Rows(kind, tmp_path)
     plain = rows.plain()
     total = torch.zeros(())
     sequences = rows.sequences()
@@ -109,16 +150,52 @@ def test_loss_and_gradient_are_those_of_plain_transformers(rows: Rows) -> None:
     loss = total / sum(sequence.targets.sum() for sequence in sequences)
     loss.backward()
 
-    packed = PackedModel(load_model(str(rows.path), "lm", torch.float32), "lm", processor=rows.processor)
+    packed = PackedModel(load_model(str(rows.path), "lm", torch.float32), "lm", load_processor=lambda: rows.processor)
     assert not packed.shares_prefixes
-    assert not packed.alone
+    assert packed.alone is (kind == "qwen3_5")
     assert packed.vocabulary.after is not None, "logits are computed for a few places at a time"
     micro = rows.pack()
     assert len(micro.input_ids) == 1, "several rows are in one line"
     ours = -run_packed(packed, micro).mean()
     ours.backward()
     assert ours.item() == pytest.approx(loss.item(), abs=1e-6)
-    assert all(parameter.grad.any() for parameter in vision_parameters(plain) if parameter.grad is not None)
+    norms = [parameter.grad.norm() for parameter in vision_parameters(plain) if parameter.grad is not None]
+    assert max(norms) > 1e-3, "images matter"
+    check_equal(packed.model, plain)
+
+
+@pytest.mark.parametrize("kind", [*MODELS, *MORE])
+def test_an_image_of_several_sequences_is_computed_once(kind: str, tmp_path: Path) -> None:
+    """Losses and gradients are those of plain ``transformers``, which computes it in each row. With Qwen3-VL it is computed as
+    often as there."""
+    rows = Rows(kind, tmp_path)
+    rows.texts = [rows.texts[2]] * 2 + [rows.texts[0]]
+    rows.images = [rows.images[2]] * 2 + [rows.images[2][:1]]
+    plain = rows.plain()
+    total = torch.zeros(())
+    for number, sequence in enumerate(rows.sequences()):
+        inputs = rows.plain_inputs(number)
+        logps = plain(**inputs).logits[0, :-1].log_softmax(-1)
+        ids = inputs["input_ids"][0]
+        total = total + logps[torch.arange(len(ids) - 1), ids[1:]][torch.from_numpy(sequence.targets[1:])].sum()
+    (total / 10).backward()
+
+    packed = PackedModel(load_model(str(rows.path), "lm", torch.float32), "lm", load_processor=lambda: rows.processor)
+    micro = rows.pack()
+    assert len(micro.images) == 5
+    get_tensors = rows.processor.tensors
+    read: list[list[str]] = []
+
+    def tensors(_processor: Any, paths: Sequence[Path]) -> dict[str, Tensor]:
+        read.append([path.stem for path in paths])
+        return get_tensors(paths)
+
+    with patch.object(ImageProcessor, "tensors", tensors):
+        ours = run_packed(packed, micro).sum()
+    (ours / 10).backward()
+    whole = ["large", "wide"] * 2 + ["large"]
+    assert read == [whole if kind == "qwen3_vl" else ["large", "wide"]]
+    assert ours.item() == pytest.approx(total.item(), rel=1e-6)
     check_equal(packed.model, plain)
 
 
@@ -126,7 +203,7 @@ def test_a_reward_model_scores_as_plain_transformers_and_is_loaded_again(rows: R
     """A score is the head's product with the last hidden state of the language model at the last token."""
     model = load_model(str(rows.path), "score", torch.float32, head_seed=3)
     micro = rows.pack()
-    scores_S = run_packed(PackedModel(model, "score", processor=rows.processor), micro)
+    scores_S = run_packed(PackedModel(model, "score", load_processor=lambda: rows.processor), micro)
     plain = rows.plain()
     expected = []
     for number in range(len(ROWS)):
@@ -145,12 +222,13 @@ def test_a_reward_model_scores_as_plain_transformers_and_is_loaded_again(rows: R
         other = torch.zeros_like(parameter) if other is None else other
         assert (gradient - other).norm() <= 4e-6 * max(1.0, float(other.norm())), name
 
-    save_checkpoint(model, rows.path, tmp_path / "reward")
+    exported = export(rows.path, tmp_path / "reward", "score")
     again = load_model(str(tmp_path / "reward"), "score", torch.float32)
     assert type(again).__name__ in read_json(tmp_path / "reward" / "config.json")["architectures"]
     assert again.config.num_labels == 1
-    processor = ImageProcessor.of(tmp_path / "reward")
-    assert torch.equal(run_packed(PackedModel(again, "score", processor=processor), micro), scores_S)
+    packed = PackedModel(again, "score", load_processor=lambda: ImageProcessor.of(tmp_path / "reward"))
+    trained = PackedModel(exported, "score", load_processor=lambda: rows.processor)
+    assert torch.equal(run_packed(packed, micro), run_packed(trained, micro))
 
 
 def test_the_loss_of_dpo_is_that_of_plain_transformers(rows: Rows, tmp_path: Path) -> None:
@@ -162,10 +240,10 @@ def test_the_loss_of_dpo_is_that_of_plain_transformers(rows: Rows, tmp_path: Pat
     micro = pack(batch, share_prefixes=False)
 
     def summed(path: Path) -> Tensor:
-        packed = PackedModel(load_model(str(path), "lm", torch.float32), "lm", processor=rows.processor)
+        packed = PackedModel(load_model(str(path), "lm", torch.float32), "lm", load_processor=lambda: rows.processor)
         return sum_by_sequence(run_packed(packed, micro), micro.sequence_K, micro.sequences)
 
-    packed = PackedModel(load_model(str(rows.path), "lm", torch.float32), "lm", processor=rows.processor)
+    packed = PackedModel(load_model(str(rows.path), "lm", torch.float32), "lm", load_processor=lambda: rows.processor)
     loss, _ = Dpo(config).loss(run_packed(packed, micro), micro, summed(reference).detach())
     loss.backward()
 
@@ -227,10 +305,10 @@ def test_a_micro_batch_without_images_has_the_tower_in_its_graph_if_others_need_
     model = load_model(str(rows.path), "lm", torch.float32)
     text = [Row(0, (rows.sequences()[1],))]
     micro = pack(text, share_prefixes=False)
-    plain = run_packed(PackedModel(model, "lm", processor=rows.processor), micro)
+    plain = run_packed(PackedModel(model, "lm", load_processor=lambda: rows.processor), micro)
     assert not micro.images
     packed = PackedModel(
-        load_model(str(rows.path), "lm", torch.float32), "lm", processor=rows.processor, blank_images=True
+        load_model(str(rows.path), "lm", torch.float32), "lm", load_processor=lambda: rows.processor, blank_images=True
     )
     result = run_packed(packed, micro)
     assert torch.equal(result, plain)
@@ -241,3 +319,43 @@ def test_a_micro_batch_without_images_has_the_tower_in_its_graph_if_others_need_
     ours = {name for name, parameter in packed.model.named_parameters() if parameter.grad is not None}
     assert ours == reached, "the same weights as with an image"
     assert all(not p.grad.any() for p in vision_parameters(packed.model) if p.grad is not None)
+
+
+def test_rows_with_images_need_a_processor(rows: Rows) -> None:
+    packed = PackedModel(load_model(str(rows.path), "lm", torch.float32), "lm")
+    text = pack([Row(0, (rows.sequences()[1],))], share_prefixes=False)
+    assert run_packed(packed, text).isfinite().all()
+    with pytest.raises(UserError, match=f"the folder of the {rows.kind} model has no processor"):
+        run_packed(packed, rows.pack())
+
+
+def test_log_probabilities_of_a_reference_are_those_of_plain_transformers(rows: Rows) -> None:
+    """Pairs as stages hand them to ranks, in nats of the completions."""
+    pairs: list[Pair] = []
+    expected = []
+    plain = rows.plain()
+    for number, sequence in enumerate(rows.sequences()):
+        prompt = int(sequence.targets.argmax())
+        pair = (sequence.ids[:prompt], sequence.ids[prompt:], ())
+        pairs.append((*pair, Images(rows.images[number])) if rows.images[number] else pair)
+        with torch.no_grad():
+            logps = plain(**rows.plain_inputs(number)).logits[0, :-1].log_softmax(-1)
+        ids = torch.from_numpy(sequence.ids)
+        expected.append(float(logps[torch.arange(len(ids) - 1), ids[1:]][prompt - 1 :].sum()))
+    job = ForwardJob(handle(rows.path), "lm")
+    logps = Forward(job, ResourcesConfig(), Device.detect("cpu", 0)).run(pairs)
+    np.testing.assert_allclose(logps, expected, rtol=1e-5)
+
+
+def test_recomputed_activations_give_the_same_gradient(rows: Rows) -> None:
+    gradients = []
+    for recomputes in (False, True):
+        model = load_model(str(rows.path), "lm", torch.float32)
+        if recomputes:
+            recompute(model, "all")
+        packed = PackedModel(model, "lm", load_processor=lambda: rows.processor).train()
+        run_packed(packed, rows.pack()).sum().backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    plain, recomputed = gradients
+    assert plain.keys() == recomputed.keys()
+    assert all(torch.equal(plain[name], recomputed[name]) for name in plain)

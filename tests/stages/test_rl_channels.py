@@ -11,6 +11,7 @@ import pytest
 
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages.rl import weights
+from tests.matrix import matrix
 from tests.stages.conftest import RunRl
 from tests.stages.rl_runs import RESOURCES, Section, rewards_small_letters, section_of
 
@@ -31,8 +32,15 @@ def over(kind: str, **more: Any) -> ResourcesConfig:
 
 @pytest.mark.parametrize(
     ("training", "more"),
-    [({}, {}), ({"lora": {"r": 4}}, {"zero_stage": 3}), ({"lora": {"r": 4, "load_in_4bit": True}}, {})],
-    ids=["all weights", "merged adapters and ZeRO 3", "a quantised policy"],
+    [
+        pytest.param({}, {}, id="all weights"),
+        pytest.param(
+            {"lora": {"r": 4}}, {"zero_stage": 3}, id="merged adapters and ZeRO 3", marks=pytest.mark.exhaustive
+        ),
+        pytest.param(
+            {"lora": {"r": 4, "load_in_4bit": True}}, {}, id="a quantised policy", marks=pytest.mark.exhaustive
+        ),
+    ],
 )
 def test_each_channel_gives_the_same_digests(
     training: dict[str, Any], more: dict[str, Any], section: Section, run: RunRl
@@ -43,7 +51,7 @@ def test_each_channel_gives_the_same_digests(
     assert len({tuple(sorted(result.outputs.items())) for result in results.values()}) == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", matrix(KINDS, usual=["memory"]))
 def test_engines_that_sample_ahead_follow_the_policy(kind: str, section: Section, run: RunRl) -> None:
     section |= {"execution": {"max_staleness": 1}, "steps": 4}
     _, result = run(section, resources=over(kind))
@@ -51,8 +59,9 @@ def test_engines_that_sample_ahead_follow_the_policy(kind: str, section: Section
     assert "restarts" not in result.cost
 
 
-@pytest.mark.parametrize("dies", ["engines", "trainers"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "dies"), matrix(KINDS, ["engines", "trainers"], usual=[("memory", "engines"), ("broadcast", "trainers")])
+)
 def test_a_death_in_an_update_changes_no_digest(
     kind: str, dies: str, section: Section, run: RunRl, actors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

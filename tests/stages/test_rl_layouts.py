@@ -53,16 +53,19 @@ def run(machines: Any, tiny_model: Any, tmp_path: Path) -> Placed:
 @pytest.mark.parametrize(
     "algorithm",
     [
-        {**PPO, "kl": {"coefficient": 0.1, "place": "loss"}},
-        {**PPO, "kl": {"coefficient": 0.1, "place": "reward", "estimator": "k1", "target": 0.01}},
-        {"kl": {"coefficient": 0.1}, "loss": {"top_entropy_quantile": 0.5}},
-        PPO,
-    ],
-    ids=[
-        "PPO with the KL in its loss",
-        "PPO with the KL in its reward",
-        "GRPO on tokens of high entropy",
-        "without KL",
+        pytest.param(
+            {**PPO, "kl": {"coefficient": 0.1, "place": "loss"}},
+            id="PPO with the KL in its loss",
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param(
+            {**PPO, "kl": {"coefficient": 0.1, "place": "reward", "estimator": "k1", "target": 0.01}},
+            id="PPO with the KL in its reward",
+        ),
+        pytest.param(
+            {"kl": {"coefficient": 0.1}, "loss": {"top_entropy_quantile": 0.5}}, id="GRPO on tokens of high entropy"
+        ),
+        pytest.param(PPO, id="without KL", marks=pytest.mark.exhaustive),
     ],
 )
 def test_models_in_processes_of_their_own_train_the_same_policy(

@@ -19,6 +19,7 @@ from alignment_core.recipes import ResourcesConfig, RlConfig
 from alignment_core.stages.rl import RlStageConfig
 from alignment_core.stages.rl.loop import Loop
 from alignment_core.training.policy_groups import PolicyGroups
+from tests.matrix import matrix
 from tests.stages.killing import Killer, store_with
 from tests.stages.rl_runs import RESOURCES, Section, prompts, rewards_small_letters, section_of
 
@@ -75,8 +76,12 @@ def run(section: Section, machines: Any, tiny_model: Any, tmp_path: Path, monkey
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "resources"),
-    [(GRPO, {"zero_stage": 0}), (GRPO, {"zero_stage": 3}), (PPO, {"zero_stage": 2}), (ADAPTERS, {"max_lora_rank": 16})],
-    ids=["GRPO", "GRPO in parts", "PPO with the best policy", "GRPO of adapters"],
+    [
+        pytest.param(GRPO, {"zero_stage": 0}, id="GRPO", marks=pytest.mark.exhaustive),
+        pytest.param(GRPO, {"zero_stage": 3}, id="GRPO in parts"),
+        pytest.param(PPO, {"zero_stage": 2}, id="PPO with the best policy"),
+        pytest.param(ADAPTERS, {"max_lora_rank": 16}, id="GRPO of adapters"),
+    ],
 )
 def test_trainers_that_rest_while_engines_sample_train_the_same_models(
     algorithm: dict[str, Any], resources: dict[str, Any], section: Section, run: Run
@@ -88,12 +93,13 @@ def test_trainers_that_rest_while_engines_sample_train_the_same_models(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dies", ["trainers", "engines"])
-@pytest.mark.parametrize("algorithm", [GRPO, PPO], ids=["GRPO", "PPO"])
+@pytest.mark.parametrize(
+    ("name", "dies"), matrix(["GRPO", "PPO"], ["trainers", "engines"], usual=[("GRPO", "engines"), ("PPO", "trainers")])
+)
 def test_a_killed_run_resumes_from_the_checkpoint_before_its_trainers_rested(
-    algorithm: dict[str, Any], dies: str, section: Section, run: Run, machines: Any
+    name: str, dies: str, section: Section, run: Run, machines: Any
 ) -> None:
-    section |= algorithm
+    section |= {"GRPO": GRPO, "PPO": PPO}[name]
     killer = Killer(machines(2), dies, at=2)
     assert run("killed", reporter=killer) == run("undisturbed")
     assert killer.done == [0, 1, 2, 2, 3, 4]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from alignment_core.models.microbatch import MicroBatch, Row, TokenSequence
@@ -62,3 +63,20 @@ def _step(learner: Learner, texts: Texts) -> float:
     summed = torch.tensor(report.sums["loss"], dtype=torch.float64)
     torch.distributed.all_reduce(summed)
     return float(summed) / TARGETS
+
+
+def masters(rank: int, world: int, path: str, texts: Texts, folder: str) -> Any:
+    """Names of the fp32 master weights that a training in bf16 writes beside the model in ``folder``; another training starts
+    from them, with the vision tower."""
+    resources = ResourcesConfig(trainers=world, zero_stage=0, threads=1)
+    config = TrainingConfig(learning_rate=RATE, bf16=True)
+    learner = Learner(ModelSource(model_at(path), "lm"), config, resources, DEVICE, rank, world)
+    _step(learner, texts)
+    trained, beside = Path(folder, "trained"), Path(folder, "masters")
+    learner.export(trained, masters=beside)
+    learner.close()
+    config = config.model_copy(update={"train_vision_tower": True})
+    learner = Learner(ModelSource(model_at(str(trained)), "lm", masters=beside), config, resources, DEVICE, rank, world)
+    _step(learner, texts)
+    learner.close()
+    return sorted(name for file in beside.glob("*.safetensors") for name in load_file(file))

@@ -13,7 +13,9 @@ from safetensors.torch import load_file
 
 from alignment_core.models.image_text import vision_parameters
 from alignment_core.models.images import ImageProcessor
+from alignment_core.models.saving import save_checkpoint
 from tests.images import LLAVA_IMAGE, QWEN_IMAGE, tiny_llava, tiny_qwen_vl, write_images
+from tests.matrix import matrix
 from tests.training import image_ranks
 from tests.training.sharded_ranks import run
 
@@ -59,22 +61,34 @@ def plain_steps(path: Path, rows: list[tuple[str, str, list[Path]]], trains_towe
     return losses, model
 
 
+def test_master_weights_hold_a_frozen_tower(tmp_path: Path) -> None:
+    """So that a later training may train it from its exact weights."""
+    path = tiny_qwen_vl(tmp_path / "model")
+    model = transformers.AutoModelForImageTextToText.from_pretrained(path, dtype=torch.bfloat16)
+    processor = ImageProcessor.of(path)
+    assert processor is not None
+    save_checkpoint(model, path, tmp_path / "bf16")
+    images = [write_images(tmp_path / "images")["large"]]
+    ids = processor.expand(f"{QWEN_IMAGE} what", images)
+    texts = [([*ids, 1, 2, 3], len(ids), [str(image) for image in images])]
+    (names,) = run(1, tmp_path, image_ranks.masters, str(tmp_path / "bf16"), texts, str(tmp_path))
+    assert [name.removeprefix("weights.model.") for name in names] == sorted(dict(model.named_parameters()))
+
+
 @pytest.mark.parametrize(
-    ("kind", "world", "stage", "trains_tower"),
-    [
-        ("qwen2_5_vl", 1, 0, False),
-        ("qwen2_5_vl", 2, 0, True),
-        ("qwen2_5_vl", 2, 2, True),
-        ("qwen2_5_vl", 2, 3, True),
-        ("qwen2_5_vl", 2, 3, False),
-        ("llava", 1, 0, True),
-        ("llava", 2, 2, False),
-        ("llava", 2, 3, True),
-    ],
+    ("kind", "ranks", "trains_tower"),
+    matrix(
+        ["qwen2_5_vl", "llava"],
+        [(1, 0), (2, 0), (2, 2), (2, 3)],
+        [False, True],
+        usual=[("qwen2_5_vl", (1, 0), False), ("qwen2_5_vl", (2, 3), True), ("llava", (2, 2), True)],
+    ),
 )
 def test_steps_are_those_of_plain_transformers(
-    kind: str, world: int, stage: int, trains_tower: bool, tmp_path: Path
+    kind: str, ranks: tuple[int, int], trains_tower: bool, tmp_path: Path
 ) -> None:
+    """``ranks``: their number, and the ZeRO stage."""
+    world, stage = ranks
     make, placeholder = MODELS[kind]
     path = make(tmp_path / "model")
     images = write_images(tmp_path / "images")

@@ -13,6 +13,7 @@ import transformers
 from safetensors import safe_open
 
 from alignment_core.models.tokenizer import byte_tokenizer
+from tests.matrix import matrix
 from tests.training import sharded_ranks
 
 pytestmark = pytest.mark.slow
@@ -48,18 +49,18 @@ def large_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
     return make
 
 
-@pytest.mark.parametrize("peak", [sharded_ranks.peak_of_learner, sharded_ranks.peak_of_frozen])
+TWO, FOUR, IN_BF16 = (2, "float32", False), (4, "bfloat16", False), (4, "bfloat16", True)
+PEAKS = [sharded_ranks.peak_of_learner, sharded_ranks.peak_of_frozen]
+
+
 @pytest.mark.parametrize(
-    ("world", "stored", "bf16"), [(2, "float32", False), (4, "bfloat16", False), (4, "bfloat16", True)]
+    ("peak", "case"),
+    matrix(PEAKS, [TWO, FOUR, IN_BF16], usual=[(PEAKS[0], TWO), (PEAKS[0], FOUR), (PEAKS[1], IN_BF16)]),
 )
 def test_no_rank_holds_more_than_its_part(
-    peak: Callable[..., int],
-    world: int,
-    stored: str,
-    bf16: bool,
-    large_model: Callable[[str], Path],
-    tmp_path: Path,
+    peak: Callable[..., int], case: tuple[int, str, bool], large_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
+    world, stored, bf16 = case
     path = large_model(stored)
     sizes = []
     with safe_open(path / "model.safetensors", framework="pt") as file:

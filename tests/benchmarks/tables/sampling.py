@@ -101,7 +101,7 @@ FIGURES: Iterable[Figure] = (
     Figure(
         "weight-update",
         "transfer of a pretrained model's weights",
-        _benchmark("weight_update"),
+        _benchmark("channels", "weight_update"),
         2,
         weight_update,
         runs=3,
