@@ -22,7 +22,7 @@ from alignment_core.data import kinds, statistics
 from alignment_core.data.build import examples, kept_rows
 from alignment_core.data.context import check_context
 from alignment_core.data.image_reader import ImageReader
-from alignment_core.data.image_tokens import tokens_of
+from alignment_core.data.image_tokens import tokens_of_images
 from alignment_core.data.limits import Limits
 from alignment_core.data.messages import tools_of
 from alignment_core.data.origins import origin_of
@@ -242,7 +242,7 @@ def _rendered(question: Question, reader: ImageReader | None, processor: ImagePr
     config, kind = question.dataset, kinds.load(question.dataset.kind)
     tokenizer = _tokenizer(question.tokenizer)
     renderer = Renderer(
-        tokenizer, config.data.chat_template, images=tokens_of(processor, reader.folder if reader else None)
+        tokenizer, config.data.chat_template, images=tokens_of_images(processor, reader.folder if reader else None)
     )
     if question.role is not None:
         _check_answers(renderer, question.role)

@@ -20,7 +20,7 @@ from alignment_core.data.context import check_context, check_embedded
 from alignment_core.data.fields import Fields
 from alignment_core.data.hold_out import RowMeta
 from alignment_core.data.image_reader import ImageReader
-from alignment_core.data.image_tokens import Processor, tokens_of
+from alignment_core.data.image_tokens import Processor, tokens_of_images
 from alignment_core.data.images import COLUMN as IMAGES
 from alignment_core.data.images import FOLDER as IMAGES_FOLDER
 from alignment_core.data.images import keep_images
@@ -105,7 +105,9 @@ def build(
     kind = kinds.load(kind_name)
     ledger = statistics.Ledger(pinned, config.max_bad_rows, kind)
     reader = ImageReader(images_folder(scratch)) if processor and kind.takes_images else None
-    renderer = Renderer(tokenizer, config.chat_template, images=tokens_of(processor, reader.folder if reader else None))
+    renderer = Renderer(
+        tokenizer, config.chat_template, images=tokens_of_images(processor, reader.folder if reader else None)
+    )
     limits = Limits(config, renderer, tokenizer.bos_token_id, settings or {})
     rows, kept = DiskList[dict[str, Any]](scratch), []
     for row, columns in kept_rows(pinned, limits, ledger, kind, seed, on_progress, scratch, reader):

@@ -107,7 +107,7 @@ class ImageTokens:
         return {name: shown(value) if isinstance(value, str) else value for name, value in columns.items()}
 
 
-def tokens_of(processor: Processor | None, folder: Path | None) -> Callable[[Encode], ImageTokens] | None:
+def tokens_of_images(processor: Processor | None, folder: Path | None) -> Callable[[Encode], ImageTokens] | None:
     """What a :class:`alignment_core.data.template.Renderer` needs for messages with images that are in a ``folder``
     (:data:`alignment_core.data.images.FOLDER` of a data set); None for models or rows of text alone."""
     return functools.partial(ImageTokens, processor, folder) if processor and folder else None

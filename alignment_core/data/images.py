@@ -1,7 +1,7 @@
 """Images of rows by the digests of their files: in messages, in texts, and in the folder of a data set.
 
 A part of a message's content is ``{"type": "image", "image": "sha256:…"}`` once its row is read. A row of a table has the
-digests in :data:`COLUMN`, in the order of their tokens, and :func:`image_paths` finds the files.
+digests in :data:`COLUMN`, in the order of their tokens; the files are in :data:`FOLDER`.
 """
 
 from __future__ import annotations
@@ -80,11 +80,6 @@ def in_brackets(digest: str) -> str:
     return f"[image {PREFIX}{digest[:_SHOWN_DIGITS]}]"
 
 
-def image_paths(row: Mapping[str, Any], folder: Path) -> tuple[str, ...]:
-    """Paths of the images of a table's row, in the order of their tokens; ``folder`` is that of the data set."""
-    return tuple(str(folder / FOLDER / digest) for digest in row.get(COLUMN) or ())
-
-
 def keep_images(digests: Iterable[str], source: Path, target: Path) -> None:
     """Put images of one folder of images into another, by a link where the file system allows it."""
     for digest in sorted(set(digests)):
@@ -95,9 +90,3 @@ def keep_images(digests: Iterable[str], source: Path, target: Path) -> None:
             os.link(source / digest, target / digest)
             continue
         shutil.copyfile(source / digest, target / digest)
-
-
-def pass_images_on(source: Path, target: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Put the images of ``rows`` from the folder of their data set into that of data derived from it."""
-    digests = (digest for row in rows for digest in row.get(COLUMN) or ())
-    keep_images(digests, source / FOLDER, target / FOLDER)

@@ -42,7 +42,7 @@ class Limits:
         why the row is dropped."""
         if text.empty:
             return "empty_completion"
-        ids, mask, images = text.input_ids, text.loss_mask, with_images(text.text)
+        ids, mask, images = text.input_ids, text.loss_mask, column_of_images(text.text)
         prompt = mask.index(1)
         room = self.room(prompt, len(ids) - prompt)
         if isinstance(room, str):
@@ -101,7 +101,7 @@ def rooms(prompt: int, completion: int, max_length: int, max_prompt_length: int 
     return min(prompt, max_length - completion), completion
 
 
-def with_images(text: str) -> dict[str, Any]:
+def column_of_images(text: str) -> dict[str, Any]:
     """The column of the images that a rendered text has; no column without any."""
     images = images_in(text)
     return {COLUMN: images} if images else {}

@@ -68,8 +68,8 @@ class Renderer:
         images: Callable[[Encode], ImageTokens] | None = None,
     ) -> None:
         """``eos_token_ids`` are those of the model's generation_config.json, needed to sample. ``images`` is what
-        :func:`alignment_core.data.image_tokens.tokens_of` gives; None for text alone. Rendered texts have stand-ins for images,
-        and their ids the images' tokens."""
+        :func:`alignment_core.data.image_tokens.tokens_of_images` gives; None for text alone. Rendered texts have stand-ins for
+        images, and their ids the images' tokens."""
         if not isinstance(tokenizer.added_tokens_decoder, dict):
             raise UserError(
                 f"the tokenizer is a {type(tokenizer).__name__} of another library, which renders no chat template: put the "

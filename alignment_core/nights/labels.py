@@ -18,7 +18,7 @@ from typing import Any, Literal
 from alignment_core.artifacts import Reference, Store
 from alignment_core.artifacts.workspace import open_lock
 from alignment_core.canonical import derive_seed, digest_of
-from alignment_core.data.messages import as_given, in_words, tools_of
+from alignment_core.data.messages import as_given, in_words, text_of, tools_of
 from alignment_core.errors import DataError, EnvironmentFault, UserError
 from alignment_core.files import write_whole
 from alignment_core.nights.agreement import krippendorff_alpha
@@ -165,7 +165,7 @@ def _shown(row: Row) -> str:
     """A prompt for annotators: with its role, even where it is a single message."""
     prompt, tools = row["prompt"], row.get("tools")
     if isinstance(prompt, list) and len(prompt) == 1 and not tools:
-        return f"{prompt[0]['role']}: {prompt[0]['content']}"
+        return f"{prompt[0]['role']}: {text_of(prompt[0]['content'])}"
     return in_words(prompt, tools)
 
 

@@ -48,9 +48,9 @@ def run(context: StageContext, config: DatasetConfig) -> dict[str, Any]:
     from alignment_core.data.build import build, write
     from alignment_core.data.statistics import account, losses
     from alignment_core.data.turn_end import keep_chat_template
-    from alignment_core.models.images import ImageProcessor
 
-    tokenizer = context.model("tokenizer").tokenizer()
+    model = context.model("tokenizer")
+    tokenizer = model.tokenizer()
     with context.machines.processor(context.ticket) as give_way:
 
         def progress(done: float, total: float | None) -> None:
@@ -68,7 +68,7 @@ def run(context: StageContext, config: DatasetConfig) -> dict[str, Any]:
             config.settings,
             context.progress,
             embedding_rows(context.inputs["tokenizer"]),
-            ImageProcessor.of(context.inputs["tokenizer"], context.trust_remote_code),
+            model.image_processor(),
         )
         write(built, context.output)
     if config.data.chat_template is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from alignment_core.cluster.actor import Call, call
 from alignment_core.cluster.group import ActorGroup
 from alignment_core.data.completion_text import CompletionText
 from alignment_core.data.context import check_embedded, embedding_rows
-from alignment_core.data.image_tokens import ImageTokens
+from alignment_core.data.image_tokens import tokens_of_images
 from alignment_core.data.images import FOLDER
 from alignment_core.data.own_template import Row, has_truncated_rows, in_own_template
 from alignment_core.data.template import Renderer
@@ -80,8 +79,7 @@ def _in_own_template(context: StageContext, prompts: list[Row]) -> tuple[list[Ro
     model, name = context.model("policy"), context.references["policy"].short
     tokenizer = model.tokenizer()
     some_are_truncated = has_truncated_rows(context.inputs["prompts"])
-    processor = model.image_processor() if have_images(prompts) else None
-    images = partial(ImageTokens, processor, context.inputs["prompts"] / FOLDER) if processor else None
+    images = tokens_of_images(model.image_processor(), context.inputs["prompts"] / FOLDER)
     rendered, warnings = in_own_template(prompts, Renderer(tokenizer, images=images), some_are_truncated, name)
     embeddings = embedding_rows(model.path)
     for row in rendered:

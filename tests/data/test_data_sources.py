@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from alignment_core.data import files, kinds
+from alignment_core.data.fields import ArrowRow
 from alignment_core.data.origins import LocatedRow
 from alignment_core.data.pin import PinnedSource, pin
 from alignment_core.data.sample_rows import sample_rows
@@ -307,6 +308,27 @@ def test_hub_name_is_pinned_and_read_from_the_local_cache_when_offline(offline_h
         ("org/name:1", ROWS[0]),
         ("org/name:2", ROWS[1]),
     ]
+
+
+def test_images_of_a_hub_data_set_stay_encoded(offline_hub: str, tmp_path: Path) -> None:
+    """In columns and at any depth: decoded pictures would have other bytes."""
+    import datasets
+
+    (snapshot,) = (tmp_path / "hub").glob("*/snapshots/*")
+    (snapshot / "train.jsonl").unlink()
+    image = {"bytes": b"any bytes", "path": "a.png"}
+    part = {"type": datasets.Value("string"), "image": datasets.Image()}
+    features = datasets.Features(
+        {"image": datasets.Image(), "messages": datasets.List({"content": datasets.List(part)})}
+    )
+    row = {
+        "image": image,
+        "messages": [{"content": [{"type": "image", "image": image}, {"type": "text", "image": None}]}],
+    }
+    datasets.Dataset.from_list([row], features=features).to_parquet(snapshot / "train.parquet")
+    ((where, read),) = pin(DataSource(path="org/name")).read(0, 0, kinds.load("demonstrations"))
+    assert (where, read) == ("org/name:1", row)
+    assert isinstance(read, ArrowRow)
 
 
 def test_hub_name_that_is_not_cached_gets_a_sentence_when_offline(offline_hub: str) -> None:

@@ -15,8 +15,11 @@ import pytest
 from PIL import Image
 
 from alignment_core.data.build import BuiltDataset, build, write
-from alignment_core.data.images import image_paths, pass_images_on
+from alignment_core.data.image_tokens import tokens_of_images
+from alignment_core.data.images import keep_images
+from alignment_core.data.own_template import in_own_template
 from alignment_core.data.pin import pin
+from alignment_core.data.template import Renderer
 from alignment_core.errors import DataError
 from alignment_core.models.images import ImageProcessor
 from alignment_core.models.load_tokenizer import load_tokenizer
@@ -235,7 +238,10 @@ def test_images_of_datasets_in_parquet_are_read_from_their_bytes(
             "completion": datasets.Value("string"),
         }
     )
-    rows = [{"prompt": "Which?", "images": [str(images[name])], "completion": name} for name in ("red", "blue")]
+    rows = [
+        {"prompt": "Which?", "images": [{"bytes": images[name].read_bytes(), "path": "gone.png"}], "completion": name}
+        for name in ("red", "blue")
+    ]
     path = tmp_path / "rows.parquet"
     datasets.Dataset.from_list(rows, features=features).to_parquet(path)
     assert set(pq.read_table(path).column("images")[0].as_py()[0]) == {"bytes", "path"}
@@ -277,9 +283,8 @@ def test_images_are_kept_once_and_found_by_later_stages(
     assert data.statistics["images"] == {"rows": 3, "total": 3, "distinct": 2}
     for name in ("train", "test"):
         for row in pq.read_table(tmp_path / "first" / f"{name}.parquet").to_pylist():
-            paths = image_paths(row, tmp_path / "first")
-            assert [digest(Path(path)) for path in paths] == row["images"]
-            assert len(paths) == (row["text"].count("[image sha256:"))
+            assert [digest(tmp_path / "first" / "images" / name) for name in row["images"]] == row["images"]
+            assert len(row["images"]) == (row["text"].count("[image sha256:"))
 
 
 def test_tables_and_bytes_of_texts_do_not_depend_on_the_model_reading_images(
@@ -475,7 +480,7 @@ def test_images_of_rows_in_the_artifact_of_a_stage_are_found_by_their_digests(
     rows = pq.read_table(tmp_path / "prompts" / "train.parquet").to_pylist()
     derived = tmp_path / "derived"
     derived.mkdir()
-    pass_images_on(tmp_path / "prompts", derived, rows)
+    keep_images(rows[0]["images"], tmp_path / "prompts" / "images", derived / "images")
     (derived / "rows.jsonl").write_text(json.dumps({"prompt": json.loads(rows[0]["messages"]), "completion": "red"}))
     again = built(derived / "rows.jsonl").train.to_pylist()
     assert again[0]["images"] == rows[0]["images"]
@@ -494,3 +499,16 @@ def test_rows_name_images_at_addresses(
     rows += [{"prompt": "a", "image": f"{web.url}/none.png", "completion": "b"}]
     with pytest.raises(DataError, match=r"rows\.jsonl:2: `image` is not there: .*/none.png: there is no such file"):
         built(rows)
+
+
+def test_prompts_of_an_evaluation_have_the_tokens_of_each_policys_processor(
+    built: Callable[..., BuiltDataset], models: Callable[[str], Path], images: dict[str, Path], tmp_path: Path
+) -> None:
+    rows = [{"prompt": "Which?", "images": ["pictures/red.png", "pictures/wide.png"], "label": "red"}]
+    data = built(rows, "prompts", "qwen")
+    write(data, tmp_path / "prompts")
+    for name in MODELS:
+        tokens = tokens_of_images(ImageProcessor.of(models(name)), tmp_path / "prompts" / "images")
+        renderer = Renderer(load_tokenizer(models(name)), images=tokens)
+        rendered, warnings = in_own_template(data.train.to_pylist(), renderer, False, name)
+        assert (rendered, warnings) == (built(rows, "prompts", name).train.to_pylist(), [])

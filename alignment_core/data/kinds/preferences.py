@@ -9,7 +9,7 @@ from typing import Any
 
 from alignment_core.data.fields import Fields, short
 from alignment_core.data.kinds import DroppedRow, Example, Format, Kind, PromptExample
-from alignment_core.data.limits import Limits, with_images
+from alignment_core.data.limits import Limits, column_of_images
 from alignment_core.data.messages import Messages, as_messages
 from alignment_core.data.tasks import Problem
 from alignment_core.data.template import Renderer
@@ -39,7 +39,7 @@ class Preference(PromptExample):
             "chosen": chosen.text,
             "rejected": rejected.text,
             "margin": self.margin,
-            **with_images(rejected.prompt),
+            **column_of_images(rejected.prompt),
         }
 
     def fit(self, limits: Limits) -> dict[str, Any] | str:

@@ -10,7 +10,7 @@ from typing import Any
 from alignment_core.data.fields import Fields
 from alignment_core.data.kinds import KEPT, Format, Kind, PromptExample
 from alignment_core.data.kinds.preferences import formats_by_pair
-from alignment_core.data.limits import Limits, with_images
+from alignment_core.data.limits import Limits, column_of_images
 from alignment_core.data.messages import Messages
 from alignment_core.data.tasks import Problem
 
@@ -29,7 +29,7 @@ class Prompt(PromptExample):
         """At least one token is left for the answer."""
         ids, text = limits.renderer.prompt(self.prompt, self.tools)
         columns = {"prompt_ids": ids, "prompt": text, "label": self.label, "task": self.task}
-        columns |= {"messages": None, "tools": None, **with_images(text)}
+        columns |= {"messages": None, "tools": None, **column_of_images(text)}
         room = limits.room(len(ids), 1)
         if isinstance(room, str):
             return room

@@ -9,7 +9,7 @@ from typing import Any
 from alignment_core.data.fields import Fields
 from alignment_core.data.kinds import Format, Kind, PromptExample
 from alignment_core.data.kinds.preferences import Preference, answer_of, formats_by_pair
-from alignment_core.data.limits import Limits, with_images
+from alignment_core.data.limits import Limits, column_of_images
 from alignment_core.data.messages import Messages, as_messages
 from alignment_core.data.tasks import Problem
 
@@ -39,7 +39,7 @@ class Labelled(PromptExample):
             "label": self.label,
             "prompt": answer.prompt,
             "completion": answer.text,
-            **with_images(answer.prompt),
+            **column_of_images(answer.prompt),
         }
         limits.cut(columns, "prompt", limits.cut_prompt(answer.prompt_ids, room[0]))
         return limits.cut(columns, "completion", answer.ids[: room[1]])
