@@ -61,9 +61,9 @@ def run(context: StageContext, config: SelectPairsConfig) -> dict[str, Any]:
         raise DataError(_no_pairs(dropped))
     pass_chat_template_on(context.inputs["rollouts"], context.output)
     pass_images_on([chosen for chosen, _ in pairs], context.inputs["rollouts"], context.output)
-    rows = [_pair(*pair) for pair in pairs]
-    columns = {**KIND.columns, IMAGES: "texts"} if have_images(rows) else KIND.columns
-    write_table(rows, schema(columns), context.output / "train.parquet")
+    selected = [_pair(*pair) for pair in pairs]
+    columns = {**KIND.columns, IMAGES: "texts"} if have_images(selected) else KIND.columns
+    write_table(selected, schema(columns), context.output / "train.parquet")
     write_origins_of_pairs(pairs, scores_of_pairs, context.outputs["origins"])
     statistics = {"train_rows": len(pairs), "prompts_without_pair": dict(sorted(dropped.items()))}
     (context.output / "statistics.json").write_text(json.dumps(statistics, indent=2, sort_keys=True) + "\n")

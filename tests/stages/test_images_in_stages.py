@@ -130,11 +130,11 @@ def test_a_policy_learns_to_name_colours(kind: str, machines: Any, tmp_path: Pat
     (tmp_path / "reward.py").write_text(NAMES_THE_COLOUR)
     section = {
         "prompts": {"task": "reverse", "rows": 4},  # those of the input are used
-        "steps": 40,
+        "steps": 60,
         "prompts_per_step": 4,
-        "generation": {"num_generations": 16, "max_completion_length": 2},
+        "generation": {"num_generations": 64, "max_completion_length": 1},
         "rewards": [{"verifier": f"{tmp_path / 'reward.py'}:names_the_colour"}],
-        "training": {"batch_size": 64, "learning_rate": 2e-3},
+        "training": {"batch_size": 256, "learning_rate": 3e-3, "lr_scheduler_type": "constant"},
         "trajectories": {"keep": "all"},
     }
     store = open_store(tmp_path / "store")
@@ -143,6 +143,6 @@ def test_a_policy_learns_to_name_colours(kind: str, machines: Any, tmp_path: Pat
     outputs, _ = run(store, machines(1), "rl", config, policy=policy, prompts=rows)
     steps = [pq.read_table(file).to_pylist() for file in sorted(outputs["trajectories"].iterdir())]
     means = [float(np.mean([row["reward"] for row in of_step])) for of_step in steps]
-    print(kind, means)
+    print(kind, means)  # shown if it fails
     assert np.mean(means[:3]) < 0.4
     assert np.mean(means[-3:]) > 0.9
