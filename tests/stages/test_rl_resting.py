@@ -33,6 +33,7 @@ PPO = {
     "ema": {"decay": 0.5},
     "best": {"prompts": "none.jsonl", "eval_steps": 1},
 }
+ALGORITHMS: dict[str, Section] = {"GRPO": GRPO, "PPO": PPO}
 ADAPTERS = {"training": {"lora": {"r": 4}}, "best": PPO["best"]}
 Run = Callable[..., Any]
 
@@ -99,7 +100,7 @@ def test_trainers_that_rest_while_engines_sample_train_the_same_models(
 def test_a_killed_run_resumes_from_the_checkpoint_before_its_trainers_rested(
     name: str, dies: str, section: Section, run: Run, machines: Any
 ) -> None:
-    section |= {"GRPO": GRPO, "PPO": PPO}[name]
+    section |= ALGORITHMS[name]
     killer = Killer(machines(2), dies, at=2)
     assert run("killed", reporter=killer) == run("undisturbed")
     assert killer.done == [0, 1, 2, 2, 3, 4]
