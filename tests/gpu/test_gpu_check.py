@@ -15,6 +15,7 @@ from tests.gpu import __main__ as check
 from tests.gpu.report import Result, as_json, failed, text
 from tests.gpu.size import Size
 from tests.gpu.speed import flops_per_token
+from tests.matrix import matrix
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +33,7 @@ def checked(*arguments: str) -> tuple[int, dict[str, Any], str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", [part for part in check.PARTS if part != "flash"])
+@pytest.mark.parametrize("part", matrix([part for part in check.PARTS if part != "flash"], usual=["head", "learner"]))
 def test_each_part_passes_on_a_cpu(part: str) -> None:
     code, report, errors = checked("--on", "cpu", "--only", part)
     (result,) = report["parts"]

@@ -55,7 +55,7 @@ PEAKS = [sharded_ranks.peak_of_learner, sharded_ranks.peak_of_frozen]
 
 @pytest.mark.parametrize(
     ("peak", "case"),
-    matrix(PEAKS, [TWO, FOUR, IN_BF16], usual=[(PEAKS[0], TWO), (PEAKS[0], FOUR), (PEAKS[1], IN_BF16)]),
+    matrix(PEAKS, [TWO, FOUR, IN_BF16], usual=[(PEAKS[0], TWO)]),
 )
 def test_no_rank_holds_more_than_its_part(
     peak: Callable[..., int], case: tuple[int, str, bool], large_model: Callable[[str], Path], tmp_path: Path
@@ -77,11 +77,11 @@ def test_no_rank_holds_more_than_its_part(
 @pytest.mark.parametrize(
     ("stored", "training", "head"),
     [
-        ("float32", {}, "value"),
-        ("float32", {"bf16": True}, "lm"),
+        pytest.param("float32", {}, "value", marks=pytest.mark.exhaustive),
+        pytest.param("float32", {"bf16": True}, "lm", marks=pytest.mark.exhaustive),
         ("float32", {"bf16": True, "lora": {"r": 4}}, "lm"),
         ("bfloat16", {}, "score"),
-        ("bfloat16", {"lora": {"r": 4}}, "lm"),
+        pytest.param("bfloat16", {"lora": {"r": 4}}, "lm", marks=pytest.mark.exhaustive),
     ],
 )
 def test_losses_are_those_of_deepspeed_with_a_whole_model_on_each_rank(

@@ -29,6 +29,7 @@ from alignment_core.training.ranks import open_job as open_on
 from alignment_core.training.ranks import run_blocks
 from alignment_core.training.resumable import save_progress
 from alignment_core.training.trainer import TrainJob
+from tests.matrix import matrix
 from tests.training.conftest import MODEL, portable
 from tests.training.test_distillation_training import models  # noqa: F401 (a fixture)
 from tests.training.test_kto_training import table as labelled  # noqa: F401 (a fixture)
@@ -85,8 +86,9 @@ def norms_of(result: Result) -> list[float]:
     return [step["norm"] for step in result.trained]
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1, 2])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "zero_stage"), matrix(METHODS, [0, 1, 2], usual=[("sft", 0), ("dpo", 1), ("reward model", 2)])
+)
 def test_every_method_and_zero_stage_trains_as_one_rank(
     method: str, zero_stage: int, jobs: Any, machines: Any, tmp_path: Path
 ) -> None:
@@ -117,8 +119,12 @@ def test_further_methods_train_as_on_one_rank(
     check_equal(result(machines, job, tmp_path / "two", 2, **PARTS, max_tokens_per_microbatch=64), one)
 
 
-@pytest.mark.parametrize(("architecture", "tied"), [("qwen2", False), ("llama", False)])
-@pytest.mark.parametrize("recomputed", [True, "selective"])
+@pytest.mark.parametrize(
+    ("architecture", "tied", "recomputed"),
+    matrix(
+        ["qwen2", "llama"], [False], [True, "selective"], usual=[("qwen2", False, True), ("llama", False, "selective")]
+    ),
+)
 def test_biases_untied_heads_and_recomputed_activations(
     architecture: str, tied: bool, recomputed: Any, jobs: Any, shaped: Shaped, machines: Any, tmp_path: Path
 ) -> None:
@@ -127,7 +133,7 @@ def test_biases_untied_heads_and_recomputed_activations(
     check_equal(result(machines, job, tmp_path / "two", **PARTS, gradient_checkpointing=recomputed), one)
 
 
-@pytest.mark.parametrize(("size", "zero_stage"), [(2, 0), (2, 1), (2, 2), (4, 0), (4, 2)])
+@pytest.mark.parametrize(("size", "zero_stage"), matrix([2, 4], [0, 1, 2], usual=[(2, 2), (4, 0)]))
 def test_four_ranks_in_one_group_or_two_train_as_one(
     size: int, zero_stage: int, jobs: Any, machines: Any, tmp_path: Path
 ) -> None:
@@ -237,8 +243,9 @@ def test_local_progress_resumes_exactly_and_only_with_the_same_groups(jobs: Any,
         opened(group, machines(4), job, tmp_path / "once", zero_stage=1)
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1, 2])
-@pytest.mark.parametrize("algorithm", ["PPO", "GRPO"])
+@pytest.mark.parametrize(
+    ("algorithm", "zero_stage"), matrix(["PPO", "GRPO"], [0, 1, 2], usual=[("PPO", 2), ("GRPO", 0)])
+)
 def test_a_step_of_a_policy_is_that_of_one_rank(
     algorithm: str, zero_stage: int, machines: Any, shaped: Shaped, tmp_path: Path
 ) -> None:
