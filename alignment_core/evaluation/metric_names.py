@@ -97,7 +97,7 @@ METRICS: dict[str, Metric] = {
     # Work
     "steps": Metric("steps", WORK),
     "rows": Metric("rows", WORK),
-    "parameters": Metric("trained parameters", WORK),
+    "parameters": Metric("parameters of the model", WORK),
     "tokens_per_second": Metric("speed", WORK, "tokens/s"),
 }
 """In the order in which they are shown."""

@@ -49,7 +49,7 @@ def test_metrics_of_reinforcement_learning_are_in_order_and_have_the_words_of_th
         "learning rate",
         "completion length (tokens)",
         "steps",
-        "trained parameters",
+        "parameters of the model",
         "surprising",
     ]
 
