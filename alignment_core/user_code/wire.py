@@ -16,7 +16,7 @@ INT32 = "\0int32"
 
 
 def line_of(value: Any) -> bytes:
-    """The line of plain data that may contain arrays of int32. Raises TypeError for anything else."""
+    """The line of plain data that may contain arrays [N] of int32. Raises TypeError for anything else."""
     return json.dumps(value, default=_packed).encode() + b"\n"
 
 
@@ -26,7 +26,7 @@ def read_line(line: bytes) -> Any:
 
 
 def _packed(value: Any) -> dict[str, str]:
-    if str(getattr(value, "dtype", "")) != "int32":
+    if str(getattr(value, "dtype", "")) != "int32" or value.ndim != 1:
         raise TypeError(f"{type(value).__name__} is no plain data")
     return {INT32: base64.b64encode(value.tobytes()).decode()}
 

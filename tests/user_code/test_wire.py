@@ -19,7 +19,7 @@ def test_arrays_of_tokens_arrive_as_lists_and_plain_data_as_it_is() -> None:
     assert read_line(json.dumps(data).encode()) == data
 
 
-@pytest.mark.parametrize("value", [np.zeros(2, np.float32), {1, 2}])
+@pytest.mark.parametrize("value", [np.zeros(2, np.float32), np.int32(2), np.zeros((2, 1), np.int32), {1, 2}])
 def test_anything_else_is_refused(value: object) -> None:
     with pytest.raises(TypeError):
         line_of([value])
