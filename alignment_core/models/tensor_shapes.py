@@ -27,6 +27,8 @@ def why_not_split(shape: Mapping[str, Any], ranks: int) -> str | None:
     not known."""
     if shape.get("quantization_config"):
         return "its weights are stored quantized"
+    if shape.get("vision_config") or shape.get("audio_config"):
+        return "no test shows how a model that reads images or sounds is split"
     shape = shape.get("text_config") or shape
     family = shape.get("model_type") or shape.get("architecture")
     if family and family not in FAMILIES:

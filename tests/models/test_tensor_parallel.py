@@ -73,6 +73,14 @@ def test_slices_by_hand() -> None:
         ),
         ({"model_type": "mixtral"}, "no test shows how a mixtral model is split; those of the types gemma, "),
         ({"text_config": {"model_type": "llama", "num_attention_heads": 2}}, "its 2 attention heads cannot"),
+        (
+            {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}, "vision_config": {"hidden_size": 8}},
+            "no test shows how a model that reads images or sounds is split",
+        ),
+        (
+            {"text_config": {"model_type": "llama"}, "audio_config": {"hidden_size": 8}},
+            "no test shows how a model that ",
+        ),
         ({"model_type": "llama", "quantization_config": {"bits": 4}}, "its weights are stored quantized"),
         ({"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 96}, None),
         ({}, None),
