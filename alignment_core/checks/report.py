@@ -162,11 +162,16 @@ def _not_together(plan: Plan, todo: list[PlannedStage], resources: ResourcesConf
             yield from _not_in_groups(plan, todo, field, ranks, why_not)
     for stage in todo if resources.trainer_tensor_parallel_size > 1 else ():
         training = memory_needs.training_of(stage.config)
+        if training is None:
+            continue
         dropout = not getattr(stage.config, "disable_dropout", True)
-        if (
-            training is not None
-            and (problem := why_not_trained_in_parts(training, resources.zero_stage, dropout)) is not None
-        ):
+        problem = why_not_trained_in_parts(training, resources.zero_stage, dropout)
+        critic = getattr(getattr(stage.config, "section", None), "critic", None)
+        if problem is None and critic is not None:
+            own = resources.of_model("critic").zero_stage
+            field = "resources.models.critic.zero_stage"
+            problem = why_not_trained_in_parts(critic.training_of(training), own, dropout, field)
+        if problem is not None:
             yield f"resources.trainer_tensor_parallel_size: {problem}"
 
 

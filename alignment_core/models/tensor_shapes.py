@@ -40,17 +40,17 @@ def why_not_split(shape: Mapping[str, Any], ranks: int) -> str | None:
     return None
 
 
-def why_not_trained(training: TrainingConfig, zero_stage: int | None, dropout: bool) -> str | None:
+def why_not_trained(
+    training: TrainingConfig, zero_stage: int | None, dropout: bool, zero_field: str = "resources.zero_stage"
+) -> str | None:
     """Why the layers of a model cannot be shared in this training; None if they can. ``dropout``: whether the model's own is
-    on. ``zero_stage``: None for the default."""
+    on. ``zero_stage``, of this field of the recipe: None for the default."""
     if training.lora:
         return "adapters are not split: leave out training.lora, or set it to 1"
     if training.optimizer != "adamw":
         return f"the optimizer {training.optimizer!r} needs whole matrices: use `adamw`, or set it to 1"
     if training.bf16 and zero_stage == 0:  # its norm leaves out the parts of all ranks but one
-        return (
-            "DeepSpeed clips gradients wrongly in bf16 without ZeRO: set resources.zero_stage to 1 or 2, or set it to 1"
-        )
+        return f"DeepSpeed clips gradients wrongly in bf16 without ZeRO: set {zero_field} to 1 or 2, or set it to 1"
     if dropout:
         return "each rank would leave out other numbers: set disable_dropout to true, or set it to 1"
     return None

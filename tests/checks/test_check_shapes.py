@@ -65,6 +65,19 @@ def test_layers_that_ranks_cannot_share_are_refused(store, rows):
         assert look(store, changed).problems == [f"{field}: {problem}"]
 
 
+def test_a_critic_of_which_ranks_cannot_train_a_part_each_is_refused(store, rows):
+    """By its own ZeRO stage, which may be another than the policy's."""
+    recipe = rl(rows, {"verifier": "math"}, num_key_value_heads=2)
+    recipe["rl"] |= {"critic": {}, "advantage": {"estimator": "gae"}, "training": {"bf16": True}}
+    recipe["resources"] = {"device": "cpu", "trainer_tensor_parallel_size": 2, "models": {"critic": {"zero_stage": 0}}}
+    assert look(store, recipe).problems == [
+        "resources.trainer_tensor_parallel_size: DeepSpeed clips gradients wrongly in bf16 without ZeRO: set "
+        "resources.models.critic.zero_stage to 1 or 2, or set it to 1"
+    ]
+    recipe["resources"]["models"] = {}
+    assert look(store, recipe).problems == []
+
+
 def test_a_judge_of_which_ranks_cannot_compute_a_part_each_is_refused_before_the_training(store, rows, tiny_model):
     recipe = sft(rows) | {"model": {"scratch": {**MODEL["scratch"], "num_attention_heads": 4}}}
     recipe["evaluation"] = {
