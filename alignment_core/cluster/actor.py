@@ -9,9 +9,12 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from alignment_core.errors import EnvironmentFault, OutOfMemory, first_line
+
+if TYPE_CHECKING:
+    from alignment_core.recipes import ResourcesConfig
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -76,8 +79,8 @@ class Actor:
         except OutOfMemory as error:
             raise EnvironmentFault(
                 f"{self.name}: out of memory while models were loaded ({first_line(error.__cause__ or error)}): set "
-                "resources.zero_stage: 3, so that each trainer holds a part of every model, or use adapters (training.lora, "
-                "with load_in_4bit for less memory), resources.offload_optimizer, a smaller model, or more or larger devices"
+                f"{_less_memory(arguments.get('resources'))} resources.offload_optimizer, a smaller model, or more or larger "
+                "devices"
             ) from error
 
     def call(self, requested: Call[Any, Any]) -> Any:
@@ -135,6 +138,18 @@ def see_own_gpus() -> None:
 
         if ray.is_initialized() and (gpus := ray.get_runtime_context().get_accelerator_ids().get("GPU")):
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+
+
+def _less_memory(resources: ResourcesConfig | None) -> str:
+    """Settings with which trainers hold less of each model, of those that go with these resources."""
+    if resources is not None and resources.trainer_tensor_parallel_size > 1:
+        return (
+            "a larger resources.trainer_tensor_parallel_size, so that each holds a smaller part of every model, or use"
+        )
+    return (
+        "resources.zero_stage: 3, so that each trainer holds a part of every model, or use adapters (training.lora, with "
+        "load_in_4bit for less memory),"
+    )
 
 
 def _imported(path: str) -> Any:

@@ -118,6 +118,7 @@ def _less_memory(resources: ResourcesConfig) -> str:
         "resources.gradient_checkpointing": resources.gradient_checkpointing is not True,
         "resources.zero_stage: 3": resources.zero_stage != 3 and not shares_layers,
         "resources.sequence_parallel_size": resources.sequence_parallel_size == 1 and not shares_layers,
+        "a larger resources.trainer_tensor_parallel_size": shares_layers,
     }
     settings = " or ".join(name for name, helps in unset.items() if helps)
     return ", ".join(

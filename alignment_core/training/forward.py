@@ -57,9 +57,12 @@ class Forward:
                     job.model, job.head, dtype, resources, device, rank, world, context=job.context
                 )
         except OutOfMemory as error:  # smaller micro-batches would not help
+            shares_layers = resources.trainer_tensor_parallel_size > 1
+            setting = "a larger resources.trainer_tensor_parallel_size" if shares_layers else "resources.zero_stage: 3"
+            part = "a smaller part" if shares_layers else "a part"
             raise EnvironmentFault(
-                f"{job.model.reference.short} does not fit into the memory of one device: set resources.zero_stage: 3, so that "
-                "each holds a part of it, or use more devices or devices with more memory"
+                f"{job.model.reference.short} does not fit into the memory of one device: set {setting}, so that each holds "
+                f"{part} of it, or use more devices or devices with more memory"
             ) from error
         config = self.frozen.packed.model.config.get_text_config()
         self.pad_token_id: int | None = getattr(config, "pad_token_id", None)

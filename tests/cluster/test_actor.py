@@ -18,6 +18,8 @@ from alignment_core.execution.restarts import with_restarts
 from alignment_core.memory import memory_explained
 from alignment_core.models.model_ref import Model
 from alignment_core.recipes import ResourcesConfig
+from alignment_core.training import forward
+from alignment_core.training.forward import ForwardJob
 from alignment_core.training.teacher import TeacherJob
 
 REASON = "CUDA out of memory. Tried to allocate 2.00 GiB."
@@ -47,6 +49,26 @@ def test_a_model_that_does_not_fit_ends_its_stage_at_once(tiny_model: Any, monke
         "resources.offload_optimizer, a smaller model, or more or larger devices"
     )
     assert len(budgets) == 1, "smaller micro-batches would not help"
+
+
+def test_layers_that_trainers_share_already_are_to_be_shared_by_more(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipe refuses `zero_stage: 3` and LoRA beside them."""
+    resources = ResourcesConfig(trainer_tensor_parallel_size=2)
+    with pytest.raises(EnvironmentFault) as caught:
+        Actor("trainers[0]").make(
+            does_not_fit, {"resources": resources}, partial(memory_explained, resources.token_budget)
+        )
+    assert str(caught.value) == (
+        f"trainers[0]: out of memory while models were loaded ({REASON}): set a larger "
+        "resources.trainer_tensor_parallel_size, so that each holds a smaller part of every model, or use "
+        "resources.offload_optimizer, a smaller model, or more or larger devices"
+    )
+    model = Model(tiny_model(), Reference("model", "a" * 64))
+    monkeypatch.setattr(forward, "FrozenModel", does_not_fit)
+    with pytest.raises(EnvironmentFault, match=r"a larger resources\.trainer_tensor_parallel_size, so that each holds"):
+        ForwardJob(model, "lm").open(resources, Device("cpu", 2))
 
 
 def test_a_micro_batch_that_does_not_fit_may_be_halved() -> None:

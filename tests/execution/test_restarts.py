@@ -152,6 +152,10 @@ def test_out_of_memory_while_a_run_is_stopped_begins_no_other_attempt() -> None:
         ({"gradient_checkpointing": True, "sequence_parallel_size": 2}, "set resources.zero_stage: 3, "),
         ({"gradient_checkpointing": True, "zero_stage": 3}, "set resources.sequence_parallel_size, "),
         ({"zero_stage": 3, "gradient_checkpointing": True, "sequence_parallel_size": 2}, ""),
+        (
+            {"trainer_tensor_parallel_size": 2},
+            "set resources.gradient_checkpointing or a larger resources.trainer_tensor_parallel_size, ",
+        ),
     ],
 )
 def test_running_out_of_memory_at_the_smallest_micro_batch_names_fields_that_may_help(
