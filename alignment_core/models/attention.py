@@ -276,14 +276,16 @@ def over_trees(probing: bool = False) -> Iterator[None]:
         _in_use, _probing = before
 
 
-def use_trees(model: Any, head: Head, device: str, dtype: torch.dtype, dropout: bool, ranks: int = 1) -> bool:
+def use_trees(
+    model: Any, head: Head, device: str, dtype: torch.dtype, dropout: bool, ranks: int = 1, layers_shared_by: int = 1
+) -> bool:
     """Let a ``transformers`` model of this head attend over prefix trees if it supports that; whether it does.
 
     It does if all its layers use plain causal attention, if it then computes the same as for each sequence alone (probed on the
     model's present device, in its present type), and if ``device`` supports it in ``dtype``, where it will compute. Otherwise
     the model is unchanged. With ``dropout`` it will train with the dropout of its configuration, which must not be in its
     attention. With several ``ranks`` of a sequence group each computes a part of the heads; raises UserError if they cannot
-    share them evenly.
+    share them evenly. So does each of the ranks by which its layers will be shared.
     """
     if model.config._attn_implementation == NAME:
         return True
@@ -303,6 +305,7 @@ def use_trees(model: Any, head: Head, device: str, dtype: torch.dtype, dropout: 
         model.config._attn_implementation = "sdpa"
     if can and ranks > 1:
         heads = frozenset(_of_one_rank(*shape, ranks) for shape in heads)
+    heads = frozenset((count // layers_shared_by, keys // layers_shared_by, size) for count, keys, size in heads)
     if not can:
         _warn_once(model.config.model_type)
     elif device != "cpu":

@@ -55,6 +55,7 @@ class PackedModel(nn.Module):
         sequence_group: SequenceGroup | None = None,
         load_processor: Callable[[], ImageProcessor | None] = lambda: None,
         blank_images: bool = False,
+        layers_shared_by: int = 1,
     ) -> None:
         """``with_entropy``, of a language model: the forward gives [2, K], log-probabilities and entropies in nats.
 
@@ -65,7 +66,8 @@ class PackedModel(nn.Module):
         prefixes by :mod:`~alignment_core.models.flash_attention`.
 
         The ranks of a ``sequence_group`` call it at once, on the same micro-batch, and get the same output. Raises UserError
-        for a model that they cannot compute together.
+        for a model that they cannot compute together. ``layers_shared_by`` is the number of ranks that will hold a part of each
+        linear layer, and so of the heads; :func:`~alignment_core.models.tensor_parallel.split` gives them these parts later.
 
         An image-text model shares no prefixes, and computes rows with images with the processor that ``load_processor`` gives;
         with ``blank_images`` also a blank image for a micro-batch without any, because other ranks wait for its vision tower,
@@ -94,7 +96,7 @@ class PackedModel(nn.Module):
             share_prefixes
             and one_length
             and not with_images
-            and use_trees(model, head, device, dtype or model.dtype, dropout, ranks)
+            and use_trees(model, head, device, dtype or model.dtype, dropout, ranks, layers_shared_by)
         )
         """Whether its micro-batches must be laid out with shared prefixes."""
         if ranks > 1 and not self.shares_prefixes:

@@ -66,6 +66,7 @@ class FrozenModel:
             flash=flash,
             load_processor=model.image_processor,
             blank_images=self.is_sharded,
+            layers_shared_by=layers.size,
         )
         self.packed.eval().requires_grad_(False)
         if layers.size > 1:

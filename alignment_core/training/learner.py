@@ -175,6 +175,7 @@ class Learner:
             sequence_group=self.sequence_group,
             load_processor=source.model.image_processor,
             blank_images=self.zero_stage == 3 or (training.train_vision_tower and world > 1),
+            layers_shared_by=self.tensor_group.size,
         )
         if not unanimous(self.packed.shares_prefixes, device.torch_device):
             raise EnvironmentFault(

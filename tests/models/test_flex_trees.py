@@ -120,6 +120,9 @@ def test_a_device_is_probed_with_the_heads_of_the_model(monkeypatch: pytest.Monk
     assert PackedModel(model_of("llama"), "lm", device="cuda").shares_prefixes
     assert PackedModel(model_of("gpt_neox"), "lm", device="cuda").shares_prefixes
     assert requests == [("cuda", torch.float32, 4, 2, 8), ("cuda", torch.float32, 4, 4, 8)]
+    requests.clear()
+    assert PackedModel(model_of("llama"), "lm", device="cuda", layers_shared_by=2).shares_prefixes
+    assert requests == [("cuda", torch.float32, 2, 1, 8)], "each rank computes half of the heads"
 
 
 def test_a_model_is_on_its_device_before_it_is_probed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
