@@ -167,7 +167,10 @@ class Engine:
         return [node or own for node in self.llm.collective_rpc("node")]
 
     def free_memory(self) -> list[int]:
-        """Bytes of free memory of the GPU of each of vLLM's workers."""
+        """Bytes of free memory of the GPU of each of vLLM's workers in an update. Call it before one, which must follow: a
+        sleeping engine wakes up, without its KV cache."""
+        if WEIGHTS in self._asleep:
+            self._begin()
         free: list[int] = self.llm.collective_rpc("free_memory")
         return free
 
