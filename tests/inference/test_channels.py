@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import AuthenticationError
@@ -256,3 +257,30 @@ def test_a_broadcast_on_one_node_listens_on_the_loopback_interface_alone(opened:
         sides = opened("broadcast")
         sides.start(send, receives(1))
         assert sides.report_of_sender() == ("ok", {"127.0.0.1"})
+
+
+def test_a_receiver_holds_the_tensors_of_no_bucket_but_the_last(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM loads each at once; two buckets of a GiB each would be in an engine's GPU otherwise."""
+    from alignment_core.inference.channels import channel as module
+
+    received: list[weakref.ref[Any]] = []
+    alive: list[int] = []
+
+    def reference_to(weight: tuple[str, torch.Tensor]) -> weakref.ref[Any]:
+        return weakref.ref(weight[1])
+
+    class Counting(module.Assembler):
+        def add(self, layout: Any, buffer: Any) -> Any:
+            alive.append(sum(reference() is not None for reference in received))
+            return super().add(layout, buffer)
+
+    monkeypatch.setattr(module, "Assembler", Counting)
+
+    def receive(receiver: Receiver) -> list[int]:
+        with receiver.receiving() as weights:
+            received.extend(map(reference_to, weights))
+        return alive
+
+    sides = opened("memory", 1)
+    sides.start(sends([(str(number), torch.ones(1 << 12)) for number in range(12)]), receive)
+    assert sides.reports()[1] == ("ok", [0, 0, 0]), "before each bucket of four tensors"

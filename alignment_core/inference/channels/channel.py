@@ -189,6 +189,7 @@ class Receiver:
             transport.read()
             self._peers.send(None)  # the buffer may be filled again
             yield from complete
+            del complete  # its memory is there for the next bucket's tensors
 
     def close(self) -> None:
         """Close the channel."""
