@@ -281,6 +281,10 @@ class ActorGroup(Generic[T]):
             return False
         return True
 
+    def discard(self) -> None:
+        """Do not reuse these actors after the failure that follows."""
+        self._failed = True
+
     def kill(self) -> None:
         """End the actors' processes."""
         for actor in self.actors:

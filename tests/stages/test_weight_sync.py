@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from alignment_core.cluster.group import ActorGroup
+from alignment_core.errors import PeerFailed
 from alignment_core.inference.engine import Engine
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rl import RlConfig
+from alignment_core.stages.rl import weights
 from alignment_core.stages.rl.weights import WeightSync
 from alignment_core.training.policy_groups import PolicyGroups
 from alignment_core.training.policy_trainer import PolicyTrainer
@@ -73,3 +76,29 @@ def test_trainers_release_the_memory_of_an_update_before_engines_wake_up(
     # The engines allocate their weights in the first of their calls, and their cache in the last one.
     resting = ["rest but for the policy", *calls[:-1], "rest", calls[-1]]
     assert [name for name in seen if name != "empty_cache"] == resting
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "stay_warm"),
+    [("memory", "cuda", False), ("memory", "cpu", True), ("broadcast", "cuda", True)],
+)
+def test_trainers_whose_gpu_a_dead_engine_had_mapped_are_not_used_again(
+    kind: Any, device: str, stay_warm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their first rank would keep the buffers' memory until its process ends."""
+
+    def fail(*_: Any) -> None:
+        raise PeerFailed("an engine ended in the middle of a weight update")
+
+    monkeypatch.setattr(weights, "wait_together", fail)
+    engines, trainers = (ActorGroup[Any](None, name, [], [], 1.0) for name in ("engines", "trainers"))
+    actors = SimpleNamespace(device=SimpleNamespace(kind=device))
+    context: Any = SimpleNamespace(resources=ResourcesConfig(), machines=SimpleNamespace(actors=actors))
+    section: Any = SimpleNamespace(training=SimpleNamespace(lora=None))
+    ranks: Any = SimpleNamespace(policy=trainers, empty_cache=lambda: None, rest=lambda keep_policy=False: None)
+    sync = WeightSync(context, section, engines, ranks, "policy")
+    sync.channel = kind
+    with pytest.raises(PeerFailed):
+        sync.send(1)
+    assert trainers.reset() is stay_warm
+    assert engines.reset(), "its own death is what ends an engine"

@@ -84,7 +84,12 @@ class WeightSync:
             trainers.all(PolicyTrainer.send_weights, merge)
         else:
             receiving = self.engines.started(Engine.receive_weights)
-            wait_together(receiving, trainers.started(PolicyTrainer.send_weights, merge))
+            try:
+                wait_together(receiving, trainers.started(PolicyTrainer.send_weights, merge))
+            except Exception:
+                if self.channel == "memory" and self.context.machines.actors.device.kind == "cuda":
+                    trainers.discard()  # a dead engine never releases the buffers of rank 0's GPU that it has mapped
+                raise
         if not adapter_follows:
             self.ranks.rest()  # before the engines allocate their cache
         self.engines.all(Engine.end_update, version_of(self.policy, step), step, adapter_follows)
