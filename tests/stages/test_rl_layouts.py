@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,17 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
-from alignment_core.errors import UserError
+from alignment_core.errors import Stopped, UserError
+from alignment_core.execution.base import StageCall
+from alignment_core.execution.runner import StageRequest, run_stage
 from alignment_core.models.scratch import create_model
-from alignment_core.recipes import ResourcesConfig, ScratchModel
-from tests.stages.killing import Killer
-from tests.stages.rl_runs import RESOURCES, Section, rewards_small_letters, rows_of, run_rl, section_of
+from alignment_core.recipes import ResourcesConfig, RlConfig, ScratchModel
+from alignment_core.stages.rl import RlStageConfig
+from tests.stages.killing import Killer, store_with
+from tests.stages.rl_runs import RESOURCES, Section, prompts, rewards_small_letters, rows_of, run_rl, section_of
+from tests.training.test_trainer_ranks import greatest_difference
 
 pytestmark = pytest.mark.slow
 
@@ -176,3 +182,43 @@ def test_ranks_that_share_layers_train_the_same_policy(section: Section, machine
         assert completions == sampled, name
         for metric in ("reward", "kl", "critic_loss"):
             assert metrics[metric] == pytest.approx(alone[metric], rel=1e-4), (name, metric)
+
+
+def weights_of(model: Path) -> dict[str, torch.Tensor]:
+    return load_file(model / "model.safetensors")
+
+
+@pytest.mark.exhaustive
+def test_a_stopped_run_resumes_on_other_ranks_and_ends_in_the_same_policy(
+    section: Section, run: Placed, machines: Any, tiny_model: Any, tmp_path: Path
+) -> None:
+    """With its progress in the store: two ranks of ZeRO 3 until it is stopped after step 2, and one of ZeRO 1 for the rest."""
+    section |= {**PPO, "kl": {"coefficient": 0.1}}
+    outputs, whole = run(section, "whole")
+    store, policy, data = store_with(tmp_path / "stopped", tiny_model(), prompts())
+    config = RlStageConfig(section=RlConfig.model_validate(section)).model_dump(mode="json")
+    call = StageCall(stage="rl", label="rl", config=config, inputs={"policy": policy, "prompts": data})
+    stopping, done = threading.Event(), list[float]()
+
+    def run_on(trainers: int, zero_stage: int) -> Any:
+        def report(steps: float, *_: Any) -> None:
+            done.append(steps)
+            if trainers == 2 and steps == 2:
+                stopping.set()
+
+        more: Any = {"trainers": trainers, "zero_stage": zero_stage, "progress": "store"}
+        resources = RESOURCES.model_copy(update=more)
+        return run_stage(StageRequest(store, call, machines(trainers), resources, report, stopping=stopping))
+
+    with pytest.raises(Stopped):
+        run_on(2, 3)
+    assert max(done) == 2
+    stopping.clear()
+    done.clear()
+    resumed = run_on(1, 1)
+    assert (min(done), max(done)) == (2, STEPS), "it did not start again"
+    for name in ("policy", "critic"):
+        ours, expected = (weights_of(folder) for folder in (store.fetch(resumed.outputs[name]), outputs[name]))
+        assert greatest_difference(ours, expected) < 1e-5, name
+    assert greatest_difference(weights_of(tiny_model()), weights_of(outputs["policy"])) > 1e-3
+    assert resumed.metrics["reward"] == pytest.approx(whole.metrics["reward"])
