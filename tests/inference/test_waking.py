@@ -30,16 +30,17 @@ def test_other_errors_of_an_engine_that_wakes_stay_what_they_are() -> None:
 def test_free_memory_is_that_beside_the_weights(asleep: set[str]) -> None:
     """Buckets must fit beside weights that a sleeping engine has yet to wake. vLLM itself only sleeps on GPUs."""
     calls: list[Any] = []
+
+    def collective_rpc(method: str) -> list[int]:
+        calls.append(method)
+        return [5]
+
     engine = Engine.__new__(Engine)
-    engine.llm = SimpleNamespace(
-        wake_up=calls.append, collective_rpc=lambda method: [calls.append(method) or 5], sleep=lambda level: None
-    )
-    engine._resources, engine._asleep, engine._half_loaded, engine.policy = (
-        ResourcesConfig(),
-        {*asleep},
-        False,
-        "policy",
-    )
+    engine.llm = SimpleNamespace(wake_up=calls.append, collective_rpc=collective_rpc)
+    engine.policy = "policy"
+    engine._resources = ResourcesConfig()
+    engine._asleep = {*asleep}
+    engine._half_loaded = False
     assert engine.free_memory() == [5]
     if not asleep:
         assert (calls, engine.policy, engine._half_loaded) == (["free_memory"], "policy", False)

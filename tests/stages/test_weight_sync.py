@@ -50,6 +50,12 @@ class Group:
         return str(method.__name__)
 
 
+def context_on(device: str, **resources: Any) -> Any:
+    """What is needed of a stage's context on a device of this kind."""
+    machines = SimpleNamespace(actors=SimpleNamespace(device=SimpleNamespace(kind=device)))
+    return SimpleNamespace(inputs={"policy": Path("policy")}, resources=ResourcesConfig(**resources), machines=machines)
+
+
 @pytest.mark.parametrize(
     ("step", "rank", "calls"),
     [
@@ -67,7 +73,7 @@ def test_trainers_release_the_memory_of_an_update_before_engines_wake_up(
     section = RlConfig.model_validate(
         {"prompts": "none.jsonl", "rewards": [{"verifier": "task"}], "training": {"lora": LORA}}
     )
-    context: Any = SimpleNamespace(inputs={"policy": Path("policy")}, resources=ResourcesConfig(max_lora_rank=rank))
+    context = context_on("cpu", max_lora_rank=rank)
     group: Any = Group(seen)
     WeightSync(context, section, group, PolicyGroups({"policy": group}), "policy").send(step)
     assert seen == ["empty_cache", *calls]
@@ -92,11 +98,9 @@ def test_trainers_whose_gpu_a_dead_engine_had_mapped_are_not_used_again(
 
     monkeypatch.setattr(weights, "wait_together", fail)
     engines, trainers = (ActorGroup[Any](None, name, [], [], 1.0) for name in ("engines", "trainers"))
-    actors = SimpleNamespace(device=SimpleNamespace(kind=device))
-    context: Any = SimpleNamespace(resources=ResourcesConfig(), machines=SimpleNamespace(actors=actors))
     section: Any = SimpleNamespace(training=SimpleNamespace(lora=None))
     ranks: Any = SimpleNamespace(policy=trainers, empty_cache=lambda: None, rest=lambda keep_policy=False: None)
-    sync = WeightSync(context, section, engines, ranks, "policy")
+    sync = WeightSync(context_on(device), section, engines, ranks, "policy")
     sync.channel = kind
     with pytest.raises(PeerFailed):
         sync.send(1)
