@@ -152,7 +152,7 @@ def test_loss_and_gradient_are_those_of_plain_transformers(kind: str, tmp_path: 
 
     packed = PackedModel(load_model(str(rows.path), "lm", torch.float32), "lm", load_processor=lambda: rows.processor)
     assert not packed.shares_prefixes
-    assert packed.alone is (kind == "qwen3_5")
+    assert packed.one_sequence_per_line is (kind == "qwen3_5")
     assert packed.vocabulary.after is not None, "logits are computed for a few places at a time"
     micro = rows.pack()
     assert len(micro.input_ids) == 1, "several rows are in one line"

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from alignment_core.models.microbatch import MicroBatch, Row, TokenSequence
+from alignment_core.models.microbatch import MicroBatch, Row, TokenSequence, cut
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.training.learner import Learner, ModelSource, Term
 from alignment_core.training.step_report import StepReport
@@ -19,6 +19,8 @@ from tests.training.sharded_ranks import DEVICE, model_at
 STEPS = 3
 RATE = 1e-2
 TARGETS = 16.0
+BUDGET = 40
+"""Tokens of a micro-batch."""
 Texts = list[tuple[list[int], int, list[str]]]
 """Ids, how many of them are the prompt, and paths of images."""
 
@@ -31,6 +33,12 @@ def rows_of(texts: Texts) -> list[Row]:
     return rows
 
 
+def images_of_packs(texts: Texts, world: int) -> list[list[int]]:
+    """For each rank how many images each of its micro-batches has."""
+    packs = cut(rows_of(texts), world, BUDGET, share_prefixes=False)
+    return [[sum(len(row.sequences[0].images) for row in pack) for pack in of_rank] for of_rank in packs]
+
+
 def _loss(output: Tensor, micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
     loss = -output.sum() if micro.rows else 0.0 * output.sum()
     return loss, {"loss": loss.detach()}
@@ -39,7 +47,10 @@ def _loss(output: Tensor, micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]
 def steps(rank: int, world: int, path: str, texts: Texts, stage: int, training: dict[str, Any], folder: str) -> Any:
     """Losses over all ranks of three steps; the model is saved below ``folder`` after them. After two steps a checkpoint is
     written, with which another learner takes the third step, too: last is whether its loss is equal."""
-    resources = ResourcesConfig(trainers=world, zero_stage=stage, threads=1, max_tokens_per_microbatch=40)
+    resources = ResourcesConfig(trainers=world, zero_stage=stage, threads=1, max_tokens_per_microbatch=BUDGET)
+    if stage == 3:  # else such small weights stay whole on every rank, and are never gathered
+        whole = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
+        resources = resources.model_copy(update={"deepspeed": whole})
     source = ModelSource(model_at(path), "lm", adapter_seed=6)
     config = TrainingConfig(learning_rate=RATE, max_grad_norm=1e6, adam_epsilon=1e-3, **training)
     learner = Learner(source, config, resources, DEVICE, rank, world)

@@ -29,7 +29,7 @@ ROWS = [
     ("only text", "yes<eos>", []),
     ("IMAGE or IMAGE?", "both<eos>", ["large", "wide"]),
 ]
-"""Prompts, completions and images; of two ranks one has no image."""
+"""Prompts, completions and images."""
 
 
 def plain_steps(path: Path, rows: list[tuple[str, str, list[Path]]], trains_tower: bool) -> tuple[list[float], Any]:
@@ -88,7 +88,6 @@ def test_steps_are_those_of_plain_transformers(
     kind: str, ranks: tuple[int, int], trains_tower: bool, tmp_path: Path
 ) -> None:
     """``ranks``: their number, and the ZeRO stage."""
-    world, stage = ranks
     make, placeholder = MODELS[kind]
     path = make(tmp_path / "model")
     images = write_images(tmp_path / "images")
@@ -102,6 +101,55 @@ def test_steps_are_those_of_plain_transformers(
     for prompt, completion, paths in rows:
         ids = processor.expand(prompt + completion, paths)
         texts.append((ids, len(processor.expand(prompt, paths)), [str(path) for path in paths]))
+    check(path, rows, texts, ranks, trains_tower, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "stage", "trains_tower"),
+    matrix(
+        ["qwen2_5_vl", "llava"],
+        [0, 1, 2, 3],
+        [False, True],
+        usual=[("qwen2_5_vl", 2, True), ("qwen2_5_vl", 3, True), ("llava", 3, False)],
+    ),
+)
+def test_steps_are_those_of_plain_transformers_where_some_ranks_have_no_image(
+    kind: str, stage: int, trains_tower: bool, tmp_path: Path
+) -> None:
+    """Of two ranks, by micro-batch: one image twice beside text; text beside one image; one image twice beside one image."""
+    make, placeholder = MODELS[kind]
+    path = make(tmp_path / "model")
+    images = write_images(tmp_path / "images")
+    processor = ImageProcessor.of(path)
+    assert processor is not None
+    rows, texts = [], []
+    for tokens, names in (
+        (34, ["red", "red"]),
+        (32, []),
+        (30, []),
+        (28, ["green"]),
+        (26, ["blue"] * 2),
+        (24, ["wide"]),
+    ):
+        prompt, paths = placeholder * len(names) + " what", [images[name] for name in names]
+        start = len(processor.expand(prompt, paths))
+        completion = "all colours or none, or any"[: tokens - start - 1] + "<eos>"
+        rows.append((prompt, completion, paths))
+        texts.append((processor.expand(prompt + completion, paths), start, [str(path) for path in paths]))
+    assert image_ranks.images_of_packs(texts, 2) == [[2, 0, 2], [0, 1, 1]]
+    check(path, rows, texts, (2, stage), trains_tower, tmp_path)
+
+
+def check(
+    path: Path,
+    rows: list[tuple[str, str, list[Path]]],
+    texts: Any,
+    ranks: tuple[int, int],
+    trains_tower: bool,
+    tmp_path: Path,
+) -> None:
+    """Steps of so many ranks at a ZeRO stage beside those of plain ``transformers``, and the models after them."""
+    world, stage = ranks
     expected, model = plain_steps(path, rows, trains_tower)
 
     training = {"train_vision_tower": True} if trains_tower else {}
