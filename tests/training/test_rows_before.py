@@ -35,6 +35,18 @@ def test_mismatched_rows_lie_in_a_file_and_are_those_of_the_whole_table(tmp_path
     assert [row.number for row in rows_found] == [0, 1, 2, 3]
 
 
+def test_mismatched_rows_of_one_question_have_other_images(tmp_path: Path) -> None:
+    """Rows 0 and 1 are about one image, rows 2 and 3 about another."""
+    prompts, completions, images = [[1]] * 4, [[5], [6], [7], [8]], [["red"], ["red"], ["blue"], ["blue"]]
+    columns = {"prompt_ids": prompts, "completion_ids": completions, "label": [True] * 4, "images": images}
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    method = Kto(KtoLossConfig())
+    rows = training_rows(tmp_path / "rows.parquet", method, None)
+    mismatched_rows = rows_before(tmp_path / "rows.parquet", method, rows, tmp_path)
+    assert [row.sequences[0].ids.tolist() for row in mismatched_rows] == [[1, 7], [1, 8], [1, 5], [1, 6]]
+    assert [Path(row.sequences[0].images[0]).name for row in mismatched_rows] == ["red", "red", "blue", "blue"]
+
+
 @pytest.mark.parametrize(("alpha", "passes"), [(0.6, True), (0.0, False)])
 def test_a_method_that_passes_its_training_rows_keeps_no_second_copy(
     alpha: float, passes: bool, tables: Any, tmp_path: Path
