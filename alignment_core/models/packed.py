@@ -54,6 +54,7 @@ class PackedModel(nn.Module):
         flash: bool = False,
         sequence_group: SequenceGroup | None = None,
         load_processor: Callable[[], ImageProcessor | None] = lambda: None,
+        has_images: bool = True,
         blank_images: bool = False,
     ) -> None:
         """``with_entropy``, of a language model: the forward gives [2, K], log-probabilities and entropies in nats.
@@ -67,9 +68,9 @@ class PackedModel(nn.Module):
         The ranks of a ``sequence_group`` call it at once, on the same micro-batch, and get the same output. Raises UserError
         for a model that they cannot compute together.
 
-        An image-text model shares no prefixes, and computes rows with images with the processor that ``load_processor`` gives;
-        with ``blank_images`` also a blank image for a micro-batch without any, so that every rank issues the same collectives
-        for its vision tower, in the same order.
+        An image-text model shares no prefixes if its rows ``has_images``, and computes them with the processor that
+        ``load_processor`` gives; with ``blank_images`` also a blank image for a micro-batch without any, so that every rank
+        issues the same collectives for its vision tower, in the same order.
         """
         super().__init__()
         self.model = model
@@ -87,7 +88,7 @@ class PackedModel(nn.Module):
         one_length = not self.rope.needed or context is not None
         self.sequence_group = sequence_group or SequenceGroup()
         ranks = self.sequence_group.size
-        with_images = reads_images(model)
+        with_images = has_images and reads_images(model)
         self.images = ImageInputs(model, load_processor) if with_images else None
         self.blank_images = blank_images and self.images is not None
         self.shares_prefixes = (
@@ -296,7 +297,7 @@ class PackedModel(nn.Module):
         """Images and positions over lines [L, W], as options of the model's forward pass."""
         if not images:
             return {"position_ids": of_axes(self.model, position_ids)}
-        assert self.images is not None, "rows with images need an image-text model"
+        assert self.images is not None, "rows with images need an image-text model, made with `has_images`"
         options = self.images.options(images, input_ids)
         if not has_axes(self.model):
             return options
@@ -343,7 +344,7 @@ class PackedModel(nn.Module):
 def _why_not_together(share_prefixes: bool, one_length: bool, with_images: bool) -> str:
     """Why a model's sequences are not laid out as prefix trees."""
     if with_images:
-        return "it also reads images"
+        return "it also reads images, which some rows have"
     if not share_prefixes:
         return "resources.attention is `sdpa`"
     if not one_length:
