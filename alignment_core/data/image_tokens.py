@@ -7,7 +7,7 @@ number depends on its size, when the text is encoded.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,9 +23,17 @@ _CACHED = 4096
 class Processor(Protocol):
     """The processor of a model's images: :class:`alignment_core.models.images.ImageProcessor`."""
 
-    placeholder: str
-    """The text that a chat template writes for an image."""
-    image_token_id: int
+    @property
+    def placeholder(self) -> str:
+        """The text that a chat template writes for an image."""
+
+    @property
+    def image_token_id(self) -> int:
+        """The token at the places of an image's features."""
+
+    @property
+    def configured_token_ids(self) -> Collection[int]:
+        """Tokens of images that a text without images cannot contain; known before the processor is loaded."""
 
     def expanded(self, text: str, images: Sequence[Path]) -> str:
         """The text with the tokens of each image in the place of its placeholder."""
@@ -35,9 +43,9 @@ class ImageTokens:
     """The tokens of the images in one folder, for one model."""
 
     def __init__(self, processor: Processor, folder: Path, encode: Encode) -> None:
-        """``folder`` has the images by the hex digits of their digests; ``encode`` gives the ids of a text."""
-        self.placeholder = processor.placeholder
-        self.token_id = processor.image_token_id
+        """``folder`` has the images by the hex digits of their digests; ``encode`` gives the ids of a text. The first image
+        loads the ``processor``."""
+        self._processor = processor
 
         @functools.lru_cache(_CACHED)
         def tokens(digest: str) -> tuple[str, int]:
@@ -53,10 +61,13 @@ class ImageTokens:
         """
         if has_marks(text):
             raise ValueError("the text has a private character that stands for images here (U+F1A6E or U+F1A6F)")
-        parts = text.split(self.placeholder)
+        if not images:  # `finished` looks for places
+            return text
+        placeholder = self._processor.placeholder
+        parts = text.split(placeholder)
         if len(parts) - 1 != len(images):
             raise ValueError(
-                f"the rendered text has {len(parts) - 1} places for images ({self.placeholder}), and the row has "
+                f"the rendered text has {len(parts) - 1} places for images ({placeholder}), and the row has "
                 f"{len(images)} images"
             )
         return "".join(before + (mark(images[n]) if n < len(images) else "") for n, before in enumerate(parts))
@@ -93,7 +104,11 @@ class ImageTokens:
         Raises ValueError for a row with tokens of images beside those of its images.
         """
         images = columns.get(COLUMN, ())
-        places = sum(list(ids).count(self.token_id) for name, ids in columns.items() if name.endswith("_ids"))
+        tokens = {self._processor.image_token_id} if images else self._processor.configured_token_ids
+        columns_of_ids = [list(ids) for name, ids in columns.items() if name.endswith("_ids")]
+        places = sum(ids.count(token) for ids in columns_of_ids for token in tokens)
+        if places and not images:
+            raise ValueError(f"the rendered text has {places} places for images, and the row has 0 images")
         needed = sum(self._tokens(digest)[1] for digest in images)
         if places > needed:
             raise ValueError("a text has the token that stands for a part of an image; a text cannot contain it")
@@ -103,7 +118,7 @@ class ImageTokens:
             return columns
         if "loss_mask" in columns:
             targets = zip(columns["input_ids"], columns["loss_mask"], strict=True)
-            columns["loss_mask"] = [int(target and token != self.token_id) for token, target in targets]
+            columns["loss_mask"] = [int(target and token not in tokens) for token, target in targets]
         return {name: shown(value) if isinstance(value, str) else value for name, value in columns.items()}
 
 

@@ -87,7 +87,8 @@ class ForwardPasses:
             _check(over)
             started = time.monotonic()
             bring(self._trainers.group, model.path)  # this stage may have just written it
-            job = ForwardJob(model, head, bf16, verdicts, temperature, longest)
+            has_images = any(isinstance(ids, Images) for pair in pairs for ids in pair)
+            job = ForwardJob(model, head, bf16, verdicts, temperature, longest, has_images)
             ranks = open_job(self._trainers, job, context.resources)
             context.report(len(values), len(blocks), "blocks")
             calls = ((number, call(Forward.run, block)) for number, block in left)

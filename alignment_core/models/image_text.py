@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +19,15 @@ if TYPE_CHECKING:
 
 AXES = 3
 """Rotary axes of models that place an image's tokens in time, height and width."""
-APART = ("gemma3", "llava", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe")
+SEPARATE_FEATURES = ("gemma3", "llava", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe")
 """Kinds of models that give the features of each image by themselves; others have more than these, as Qwen3-VL."""
 FEATURES = "mm_encoder_outputs"
 """Option of a forward pass: features of images in the place of their pixels."""
+IMAGE = "image"
+"""Name of the features of images in this option."""
 GRID = "_grid_thw"
 """End of the names of tensors with the patches of each image in time, height and width."""
-DEEP = "deepstack_features"
+DEEPSTACK = "deepstack_features"
 """Features of several layers of the vision tower, for as many of the language model, in Qwen3-VL."""
 
 
@@ -104,7 +107,7 @@ class ImageInputs:
         self._types = [name for name in ("mm_token_type_ids", "token_type_ids") if name in parameters]
 
     @property
-    def alone(self) -> bool:
+    def one_sequence_per_line(self) -> bool:
         """Whether each sequence of a micro-batch with images needs a line of its own: tokens of an image see each other, by a
         mask of whole lines."""
         return "token_type_ids" in self._types
@@ -122,10 +125,11 @@ class ImageInputs:
 
     def options(self, images: tuple[str, ...], input_ids: Tensor) -> dict[str, Any]:
         """Options of the forward pass over lines of tokens [L, W] with these ``images``, in the order of their tokens in the
-        lines. The features of an image that several sequences have, such as completions of one prompt, are computed once."""
+        lines. The features of an image that several sequences have, such as completions of one prompt, are computed once. In
+        any case the forward pass computes them itself, after the embeddings of the tokens."""
         types = dict.fromkeys(self._types, self._are_of_images(input_ids).long())
         distinct = dict.fromkeys(images)
-        if self.model.config.model_type in APART and len(distinct) < len(images):
+        if self.model.config.model_type in SEPARATE_FEATURES and len(distinct) < len(images):
             return {**types, **self._features([*distinct], [[*distinct].index(image) for image in images])}
         return {**types, **self._tensors(images)}
 
@@ -135,12 +139,16 @@ class ImageInputs:
     def _features(self, images: Sequence[str], places: list[int]) -> dict[str, Any]:
         """The features of the ``images`` at these ``places``, as options."""
         tensors = self._tensors(images)
-        output = self.model.base_model.get_image_features(**tensors, return_dict=True)
-        features = output.pooler_output
-        is_one = isinstance(features, Tensor)
-        output.pooler_output = features[places] if is_one else [features[place] for place in places]
+
+        def compute() -> Any:
+            output = self.model.base_model.get_image_features(**tensors, return_dict=True)
+            features = output.pooler_output
+            is_one = isinstance(features, Tensor)
+            output.pooler_output = features[places] if is_one else [features[place] for place in places]
+            return output
+
         grids = {name: tensor[places] for name, tensor in tensors.items() if name.endswith(GRID)}
-        return {FEATURES: {"image": output}, **grids}
+        return {FEATURES: _Deferred(compute), **grids}
 
     def _are_of_images(self, input_ids: Tensor) -> Tensor:
         """Whether each token belongs to an image, as the processor's own call says."""
@@ -164,14 +172,42 @@ class ImageInputs:
         )[0]
         return positions
 
-    def nothing(self) -> Tensor:
-        """0, from the features of a blank image: a rank that has no image calls the vision tower like the others."""
+    @contextmanager
+    def with_blank_image(self) -> Iterator[None]:
+        """Let a forward pass without images add :meth:`zero_from_blank_image` to the embeddings of its tokens: ranks with and
+        without images then call the same modules in the same order, and their gradients arrive in one order, too."""
+
+        def add(_module: nn.Module, _arguments: Any, embeddings: Tensor) -> Tensor:
+            return embeddings + self.zero_from_blank_image().to(embeddings.dtype)
+
+        # After the hooks of DeepSpeed, which has then released the weights of the embeddings, as before real images.
+        hook = self.model.base_model.get_input_embeddings().register_forward_hook(add)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def zero_from_blank_image(self) -> Tensor:
+        """0, from the features of a blank image."""
         output = self.model.base_model.get_image_features(**self._moved(self._blank), return_dict=True)
-        return _sum([output.pooler_output, getattr(output, DEEP, None)]) * 0
+        return _sum([output.pooler_output, getattr(output, DEEPSTACK, None)]) * 0
 
     @functools.cached_property
     def _blank(self) -> dict[str, Tensor]:
         return self.processor.blank()
+
+
+class _Deferred(dict[str, Any]):
+    """Features of images that a forward pass computes when it looks for them, which is after the embeddings of the tokens."""
+
+    def __init__(self, compute: Callable[[], Any]) -> None:
+        super().__init__()
+        self._compute = compute
+
+    def get(self, name: str, default: Any = None) -> Any:
+        if name == IMAGE and name not in self:
+            self[name] = self._compute()
+        return super().get(name, default)
 
 
 def _sum(features: Tensor | Sequence[Any]) -> Tensor:

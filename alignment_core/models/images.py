@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from alignment_core.errors import UserError
 from alignment_core.models.load_tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -15,33 +17,63 @@ if TYPE_CHECKING:
 SETTINGS = ("processor_config.json", "preprocessor_config.json")
 """Files that name the kind of an image processor."""
 
+CONFIG = "config.json"
+TOKENS = ("image_token_id", "image_token_index", "boi_token_id", "boi_token_index")
+"""Its names of the tokens at the places of images."""
 BLANK = 56
 """Pixels of the side of a blank image."""
 
 
 class ImageProcessor:
-    """A ``transformers`` processor without its parts for videos and sounds, which need packages that images do not."""
+    """A ``transformers`` processor without its parts for videos and sounds, which need packages that images do not. It is
+    loaded for the first image."""
 
-    def __init__(self, processor: Any) -> None:
-        self._processor = processor
-        self.image_token_id: int = int(processor.image_token_id)
+    def __init__(self, folder: Path, trust_remote_code: bool = False) -> None:
+        self._folder = folder
+        self._trust_remote_code = trust_remote_code
+
+    @functools.cached_property
+    def _processor(self) -> Any:
+        """Raises UserError for one that names no token of images."""
+        processor = _load(self._folder, self._trust_remote_code)
+        if getattr(processor, "image_token_id", None) is None:
+            raise UserError(
+                f"the processor of the {_read(self._folder / CONFIG)['model_type']} model has no image_token_id, the token at "
+                "the places of images: leave the images out, or choose another image-text model"
+            )
+        return processor
+
+    @functools.cached_property
+    def image_token_id(self) -> int:
         """The token at the places of an image's features, of which each image has as many as its size needs."""
-        self.image_token_ids: tuple[int, ...] = tuple(
-            getattr(processor, "image_token_ids", None) or [self.image_token_id]
-        )
+        return int(self._processor.image_token_id)
+
+    @functools.cached_property
+    def image_token_ids(self) -> tuple[int, ...]:
         """This and, in some kinds of models, the tokens around and within the features, such as ends of rows."""
-        self.placeholder: str = getattr(processor, "boi_token", None) or processor.image_token
+        return tuple(getattr(self._processor, "image_token_ids", None) or [self.image_token_id])
+
+    @functools.cached_property
+    def placeholder(self) -> str:
         """The text that a chat template writes for an image, and that :meth:`expanded` replaces."""
+        text: str = getattr(self._processor, "boi_token", None) or self._processor.image_token
+        return text
+
+    @functools.cached_property
+    def configured_token_ids(self) -> frozenset[int]:
+        """The tokens of images that config.json names, which a text without images cannot contain; without a processor."""
+        config = _read(self._folder / CONFIG)
+        return frozenset(token for name in TOKENS if isinstance(token := config.get(name), int))
 
     @classmethod
     def of(cls, folder: Path, trust_remote_code: bool = False) -> ImageProcessor | None:
         """The processor of a model's folder; None if the model reads no images, or has no processor."""
-        config = folder / "config.json"
+        config = folder / CONFIG
         if not (config.is_file() and _read(config).get("vision_config")):
             return None
         if not any((folder / name).is_file() for name in SETTINGS):
             return None
-        return cls(_load(folder, trust_remote_code))
+        return cls(folder, trust_remote_code)
 
     def expanded(self, text: str, images: Sequence[Path]) -> str:
         """``text`` with each placeholder replaced by the tokens of its image, as ``transformers`` does before it tokenizes.
@@ -108,7 +140,7 @@ def _load(folder: Path, trust_remote_code: bool) -> Any:
     if trust_remote_code and any("AutoProcessor" in (part.get("auto_map") or {}) for part in settings):
         return transformers.AutoProcessor.from_pretrained(folder, trust_remote_code=True)
     names = [part["processor_class"] for part in settings if part.get("processor_class")]
-    kind = getattr(transformers, (names or [PROCESSOR_MAPPING_NAMES[_read(folder / "config.json")["model_type"]]])[0])
+    kind = getattr(transformers, (names or [PROCESSOR_MAPPING_NAMES[_read(folder / CONFIG)["model_type"]]])[0])
     parts = {
         "image_processor": lambda: transformers.AutoImageProcessor.from_pretrained(folder),
         "tokenizer": lambda: load_tokenizer(folder, trust_remote_code),

@@ -7,7 +7,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,6 +54,7 @@ class PackedModel(nn.Module):
         flash: bool = False,
         sequence_group: SequenceGroup | None = None,
         load_processor: Callable[[], ImageProcessor | None] = lambda: None,
+        has_images: bool = True,
         blank_images: bool = False,
         layers_shared_by: int = 1,
     ) -> None:
@@ -69,9 +70,9 @@ class PackedModel(nn.Module):
         for a model that they cannot compute together. ``layers_shared_by`` is the number of ranks that will hold a part of each
         linear layer, and so of the heads; :func:`~alignment_core.models.tensor_parallel.split` gives them these parts later.
 
-        An image-text model shares no prefixes, and computes rows with images with the processor that ``load_processor`` gives;
-        with ``blank_images`` also a blank image for a micro-batch without any, because other ranks wait for its vision tower,
-        or for its gradient.
+        An image-text model shares no prefixes if its rows ``has_images``, and computes them with the processor that
+        ``load_processor`` gives; with ``blank_images`` also a blank image for a micro-batch without any, so that every rank
+        issues the same collectives for its vision tower, in the same order.
         """
         super().__init__()
         self.model = model
@@ -89,7 +90,7 @@ class PackedModel(nn.Module):
         one_length = not self.rope.needed or context is not None
         self.sequence_group = sequence_group or SequenceGroup()
         ranks = self.sequence_group.size
-        with_images = reads_images(model)
+        with_images = has_images and reads_images(model)
         self.images = ImageInputs(model, load_processor) if with_images else None
         self.blank_images = blank_images and self.images is not None
         self.shares_prefixes = (
@@ -106,15 +107,15 @@ class PackedModel(nn.Module):
             )
         # Chunked attention counts its chunks from the start of the line, not of the sequence.
         counts_chunks = getattr(model.config.get_text_config(), "attention_chunk_size", None)
-        self.alone = not self.shares_prefixes and (bool(counts_chunks) or not keeps_apart(model, head))
+        self.one_sequence_per_line = not self.shares_prefixes and (bool(counts_chunks) or not keeps_apart(model, head))
         """Whether each sequence needs a line of its own."""
-        if self.alone:
+        if self.one_sequence_per_line:
             log.info(
                 "a %s model does not keep sequences in one line apart: they are not packed", model.config.model_type
             )
         if flash and not self.shares_prefixes:
             use_flash_attention(model)
-        self.in_one_line = flash and not self.shares_prefixes and not self.alone
+        self.in_one_line = flash and not self.shares_prefixes and not self.one_sequence_per_line
         """Whether all sequences of a micro-batch are computed in one line: the flash kernel takes lines as sequences."""
         self.router_loss: Tensor | None = None
         """The load-balancing loss of the last forward pass in training, after :meth:`balance_routers`; has a gradient."""
@@ -215,8 +216,10 @@ class PackedModel(nn.Module):
         images: tuple[str, ...] = (),
     ) -> Tensor:
         assert (nodes is not None) == self.shares_prefixes, "the micro-batch was laid out for another model"
-        alone = self.alone or (bool(images) and self.images is not None and self.images.alone)
-        in_one_line = self.in_one_line and not alone
+        one_sequence_per_line = self.one_sequence_per_line or (
+            bool(images) and self.images is not None and self.images.one_sequence_per_line
+        )
+        in_one_line = self.in_one_line and not one_sequence_per_line
         if in_one_line:
             input_ids, position_ids, multiplicity = (
                 tensor.view(1, -1) for tensor in (input_ids, position_ids, multiplicity)
@@ -225,7 +228,7 @@ class PackedModel(nn.Module):
                 self.noise = self.noise.view(1, -1, self.noise.shape[-1])
         if self.rope.needed:
             self.rope.lengths = self._lengths(position_ids)
-        if alone:
+        if one_sequence_per_line:
             used_N = multiplicity.flatten() > 0
             input_ids, position_ids, multiplicity, place_N = _apart(input_ids, position_ids, multiplicity)
             if self.noise is not None:
@@ -267,7 +270,7 @@ class PackedModel(nn.Module):
             options["output_router_logits"] = True
         self._selected = places_k if self.head == "lm" else None
         try:
-            with over_trees() if self.shares_prefixes else nullcontext():
+            with over_trees() if self.shares_prefixes else nullcontext(), self._blank_image(images):
                 output = (self.model if self.head == "lm" else self.model.base_model)(**options)
         finally:
             self._selected = None
@@ -284,10 +287,11 @@ class PackedModel(nn.Module):
             result = self.model.score(output.last_hidden_state.flatten(0, 1)[places_k])[:, 0]
         if part is not None:
             result = part.gathered(result, here_k, len(places_K))
-        if self.blank_images and not images:
-            assert self.images is not None
-            result = result + self.images.nothing().to(result.dtype)
         return result.movedim(1, 0) if self.head == "lm" and self._has_pair(candidates_KC) else result
+
+    def _blank_image(self, images: tuple[str, ...]) -> AbstractContextManager[None]:
+        """The context of a forward pass: with a blank image if it needs one."""
+        return self.images.with_blank_image() if self.images and self.blank_images and not images else nullcontext()
 
     def _image_options(
         self, input_ids: Tensor, position_ids: Tensor, multiplicity: Tensor, images: tuple[str, ...]
@@ -295,7 +299,7 @@ class PackedModel(nn.Module):
         """Images and positions over lines [L, W], as options of the model's forward pass."""
         if not images:
             return {"position_ids": of_axes(self.model, position_ids)}
-        assert self.images is not None, "rows with images need an image-text model"
+        assert self.images is not None, "rows with images need an image-text model, made with `has_images`"
         options = self.images.options(images, input_ids)
         if not has_axes(self.model):
             return options
@@ -342,7 +346,7 @@ class PackedModel(nn.Module):
 def _why_not_together(share_prefixes: bool, one_length: bool, with_images: bool) -> str:
     """Why a model's sequences are not laid out as prefix trees."""
     if with_images:
-        return "it also reads images"
+        return "it also reads images, which some rows have"
     if not share_prefixes:
         return "resources.attention is `sdpa`"
     if not one_length:

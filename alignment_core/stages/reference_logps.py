@@ -74,7 +74,7 @@ def run(context: StageContext, config: ReferenceLogpsConfig) -> dict[str, Any]:
         prompts, *sides = (column(table, f"{name}_ids") for name in ("prompt", *config.completions))
         images = images_of(table, context.inputs["data"])
         if config.mismatched:
-            sides.append(mismatched(prompts, sides[0], split))
+            sides.append(mismatched(prompts, sides[0], split, images))
         for number in first_rows(used, len(table), config.order, is_shuffled(table.schema)):
             rows.append((split, number))
             pairs += [(prompts[number], side[number], (), *images[number]) for side in sides]

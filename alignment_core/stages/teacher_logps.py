@@ -92,6 +92,7 @@ def _parts(context: StageContext, config: TeacherLogpsConfig, trainers: Any, spl
     from alignment_core.cluster.actor import call
     from alignment_core.training.ranks import open_job, run_blocks
     from alignment_core.training.teacher import Teacher, TeacherJob
+    from alignment_core.training.training_rows import have_images
 
     count = -(-pq.read_metadata(file).num_rows // BLOCK)
     parts = [context.progress / f"{split}-{number:06d}.npz" for number in range(count)]
@@ -100,7 +101,7 @@ def _parts(context: StageContext, config: TeacherLogpsConfig, trainers: Any, spl
     if left:
         student = context.inputs.get("student")
         embeddings = embedding_rows(student) if student else None
-        job = TeacherJob(context.model("model"), config.top_k, config.bf16, embeddings)
+        job = TeacherJob(context.model("model"), config.top_k, config.bf16, embeddings, have_images(file))
         ranks = open_job(trainers, job, context.resources)
         numbered = ((number, block) for number, block in enumerate(_blocks(file)) if number in left)
         calls = ((number, call(Teacher.run, block)) for number, block in numbered)

@@ -36,6 +36,8 @@ class ForwardJob:
     """Temperature of a language model's distribution over tokens, softmax(logits / temperature)."""
     context: int | None = None
     """Tokens of the longest sequence that an engine sampled; see :class:`~alignment_core.models.rope.RopeLengths`."""
+    has_images: bool = True
+    """Whether sequences may have images; see :class:`~alignment_core.models.packed.PackedModel`."""
 
     def open(self, resources: ResourcesConfig, device: Device, rank: int = 0, world: int = 1) -> Forward:
         """The model of one rank."""
@@ -54,7 +56,15 @@ class Forward:
         try:
             with memory_explained(resources.token_budget):
                 self.frozen = FrozenModel(
-                    job.model, job.head, dtype, resources, device, rank, world, context=job.context
+                    job.model,
+                    job.head,
+                    dtype,
+                    resources,
+                    device,
+                    rank,
+                    world,
+                    context=job.context,
+                    has_images=job.has_images,
                 )
         except OutOfMemory as error:  # smaller micro-batches would not help
             shares_layers = resources.trainer_tensor_parallel_size > 1

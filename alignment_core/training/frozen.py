@@ -36,9 +36,10 @@ class FrozenModel:
         world: int,
         share_prefixes: bool | None = None,
         context: int | None = None,
+        has_images: bool = True,
     ) -> None:
         """``share_prefixes``: see :class:`~alignment_core.models.packed.PackedModel`; None: as ``resources.attention`` says.
-        ``context`` is also explained there."""
+        ``context`` and ``has_images`` are also explained there."""
         self.is_sharded = is_sharded(resources, world)
         self.rank = rank
         self.world = world
@@ -65,6 +66,7 @@ class FrozenModel:
             sequence_group=sequences,
             flash=flash,
             load_processor=model.image_processor,
+            has_images=has_images,
             blank_images=self.is_sharded,
             layers_shared_by=layers.size,
         )

@@ -1,9 +1,10 @@
-"""Mismatched pairs: each row's prompt with the completion of a row that has another prompt."""
+"""Mismatched pairs: each row's prompt with the completion of a row that has another prompt, or other images in it."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,16 +14,17 @@ from alignment_core.models.microbatch import Tokens
 _REMEDY = {"train": "add rows with other prompts", "test": "hold out more rows (`test_rows`)"}
 
 
-def partners(prompts: Sequence[Tokens], split: str = "train") -> list[int]:
-    """For each row the number of the row whose completion its prompt is paired with.
+def partners(prompts: Sequence[Tokens], split: str = "train", images: Sequence[tuple[Any, ...]] = ()) -> list[int]:
+    """For each row the number of the row whose completion its prompt is paired with. ``images``: those of each prompt, if any
+    has some; prompts of the same tokens with different images are different.
 
     It depends on the order of the rows alone. With the rows of each prompt side by side, a prompt is paired with the completion
     N places further, where N is the number of rows of the most frequent prompt. So every completion is used once, unless a
     prompt has more than half of the rows. Raises DataError if all prompts in the rows of this ``split`` are the same.
     """
-    groups: defaultdict[bytes, list[int]] = defaultdict(list)
+    groups: defaultdict[tuple[bytes, tuple[Any, ...]], list[int]] = defaultdict(list)
     for number, prompt in enumerate(prompts):
-        groups[np.asarray(prompt, np.int32).tobytes()].append(number)
+        groups[np.asarray(prompt, np.int32).tobytes(), images[number] if images else ()].append(number)
     if len(groups) < 2:
         raise DataError(
             f"all {len(prompts)} {split} rows have the same prompt, so it cannot be paired with the completion of another: "
@@ -41,11 +43,16 @@ def partners(prompts: Sequence[Tokens], split: str = "train") -> list[int]:
     return partner_of
 
 
-def mismatched(prompts: Sequence[Tokens], completions: Sequence[Tokens], split: str = "train") -> list[Tokens]:
+def mismatched(
+    prompts: Sequence[Tokens],
+    completions: Sequence[Tokens],
+    split: str = "train",
+    images: Sequence[tuple[Any, ...]] = (),
+) -> list[Tokens]:
     """For each prompt the completion of its partner, see :func:`partners`, truncated so that no such pair is longer than the
     longest row, for which the model's context was checked."""
     longest = max(
         (len(prompt) + len(completion) for prompt, completion in zip(prompts, completions, strict=True)), default=0
     )
-    pairs = zip(prompts, partners(prompts, split), strict=True)
+    pairs = zip(prompts, partners(prompts, split, images), strict=True)
     return [completions[partner][: longest - len(prompt)] for prompt, partner in pairs]

@@ -89,6 +89,8 @@ class ModelSource:
     noise_seed: int = 0
     chat_template: str | None = None
     """Chat template of the training data, if it is not the tokenizer's own."""
+    has_images: bool = True
+    """Whether rows of the run may have images; without, an image-text model computes them as a model of text."""
     follows_policy: bool = False
     """Whether the training is that of a policy, which may name modules and routers that this model lacks: they are left out."""
 
@@ -174,6 +176,7 @@ class Learner:
             flash=flash,
             sequence_group=self.sequence_group,
             load_processor=source.model.image_processor,
+            has_images=source.has_images,
             blank_images=self.zero_stage == 3 or (training.train_vision_tower and world > 1),
             layers_shared_by=self.tensor_group.size,
         )

@@ -67,6 +67,8 @@ class RlJob:
     """Chat template of the conversations, if it is not the tokenizer's own."""
     roles: tuple[LearnerRole, ...] = LEARNERS
     """The models that these ranks hold, of those that the job has."""
+    has_images: bool = True
+    """Whether prompts, or rows of ``pretraining``, may have images."""
 
     def open(self, resources: ResourcesConfig, device: Device, rank: int, world: int) -> PolicyTrainer:
         """The object of one rank."""
@@ -113,7 +115,8 @@ class PolicyTrainer:
 
     def _source(self, model: Model, head: Head, **more: Any) -> ModelSource:
         adapters = derive_seed(self.job.seed, "adapters")
-        return ModelSource(model, head, adapter_seed=adapters, context=self.job.context, **more)
+        job = self.job
+        return ModelSource(model, head, adapter_seed=adapters, context=job.context, has_images=job.has_images, **more)
 
     def _add_policy(self) -> None:
         job, section = self.job, self.section
@@ -145,7 +148,18 @@ class PolicyTrainer:
         share = self.policy.packed.shares_prefixes if job.reference is None and "policy" in self.learners else None
         start = job.reference or replace(job.policy, bits=training.base_bits)
         resources = self.resources.of_model("reference")
-        self.frozen = FrozenModel(start, "lm", dtype, resources, self.device, self.rank, self.world, share, job.context)
+        self.frozen = FrozenModel(
+            start,
+            "lm",
+            dtype,
+            resources,
+            self.device,
+            self.rank,
+            self.world,
+            share,
+            job.context,
+            job.has_images,
+        )
         self.reference = self.frozen.packed
         if sync := self.section.kl.sync_ref_model:
             self.moving = MovingReference(self.frozen, self.policy, sync.sync_steps, sync.mixup_alpha)

@@ -29,6 +29,8 @@ class TeacherJob:
     bf16: bool
     embeddings: int | None = None
     """The number of tokens that the student has embeddings for; None: all of the tokenizer's."""
+    has_images: bool = True
+    """Whether rows may have images; see :class:`~alignment_core.models.packed.PackedModel`."""
 
     def open(self, resources: ResourcesConfig, device: Device, rank: int = 0, world: int = 1) -> Teacher:
         """The teacher of one rank."""
@@ -47,7 +49,7 @@ class Teacher:
     ) -> None:
         dtype = torch.bfloat16 if job.bf16 else torch.float32
         with memory_explained(resources.token_budget):
-            self.frozen = FrozenModel(job.model, "lm", dtype, resources, device, rank, world)
+            self.frozen = FrozenModel(job.model, "lm", dtype, resources, device, rank, world, has_images=job.has_images)
         packed = self.frozen.packed
         packed.top = job.top_k
         tokens = max(job.model.tokenizer().get_vocab().values()) + 1

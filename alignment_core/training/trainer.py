@@ -39,6 +39,7 @@ from alignment_core.training.training_rows import (
     Rows,
     batch_of_step,
     first_rows,
+    have_images,
     rows_before,
     shuffles,
     steps_per_epoch,
@@ -110,6 +111,7 @@ class Trainer:
             neftune_noise_alpha=job.neftune_noise_alpha,
             noise_seed=derive_seed(job.seed, "noise"),
             chat_template=chat_template_of(job.train_data.parent),
+            has_images=any(have_images(table) for table in (job.train_data, job.test_data) if table),
         )
         self.learner = Learner(source, config, resources, device, rank, world)
         if job.method.head == "lm":
@@ -120,7 +122,17 @@ class Trainer:
             dtype = torch.bfloat16 if config.bf16 else torch.float32
             share = self.learner.packed.shares_prefixes
             start = job.reference or job.model
-            frozen = FrozenModel(start, job.method.head, dtype, resources, device, rank, self.learner.world, share)
+            frozen = FrozenModel(
+                start,
+                job.method.head,
+                dtype,
+                resources,
+                device,
+                rank,
+                self.learner.world,
+                share,
+                has_images=source.has_images,
+            )
             self.moving = MovingReference(frozen, self.learner, job.sync.sync_steps, job.sync.mixup_alpha)
 
     def layout(self) -> dict[str, Any]:

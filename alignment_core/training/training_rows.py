@@ -70,6 +70,13 @@ def images_of(table: pa.Table, folder: Path) -> Sequence[tuple[Images, ...]]:
     return [(Images(folder / IMAGES / name for name in names),) if names else () for names in rows]
 
 
+def have_images(table: Path) -> bool:
+    """Whether rows of the data set of the Parquet file ``table`` have images."""
+    import pyarrow.parquet as pq
+
+    return IMAGES in pq.read_schema(table).names
+
+
 def rows_before(table: Path, method: BatchMethod, rows: Rows, scratch: Path | None) -> Rows:
     """The rows of the pass before a step, for each of the ``rows`` of the Parquet file ``table``, by number; empty without such
     a pass. They are the ``rows`` themselves, or are in a file in ``scratch``."""

@@ -125,7 +125,7 @@ def test_a_model_that_trains_with_dropout_in_its_attention_shares_nothing() -> N
 def test_a_model_that_carries_state_from_token_to_token_has_a_line_for_each_sequence(dtype: torch.dtype) -> None:
     jamba = {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False, "mamba_dt_rank": 4}
     model = model_of("jamba", **jamba).to(dtype)
-    assert PackedModel(model, "lm").alone
+    assert PackedModel(model, "lm").one_sequence_per_line
     if dtype == torch.float32:
         check_that_packed_is_alone(model, share_prefixes=False)
 
@@ -145,13 +145,13 @@ def test_a_model_that_keeps_the_trees_from_its_layers_shares_nothing() -> None:
 def test_a_model_that_counts_tokens_from_the_line_start_has_a_line_per_sequence() -> None:
     llama4 = {"attention_chunk_size": 32, "intermediate_size_mlp": 64, "num_local_experts": 2}
     model = model_of("llama4_text", **llama4)
-    assert PackedModel(model, "lm").alone
+    assert PackedModel(model, "lm").one_sequence_per_line
     check_that_packed_is_alone(model, share_prefixes=False)
 
 
 def test_an_empty_pack_has_one_token_in_a_line_of_its_own() -> None:
     module = PackedModel(model_of("llama"), "lm", share_prefixes=False)
-    module.alone = True
+    module.one_sequence_per_line = True
     assert run_packed(module, pack([], share_prefixes=False)).shape == (0,)
 
 

@@ -70,7 +70,7 @@ def test_a_gemma_2_without_a_soft_cap_keeps_its_attention(tmp_path: Path) -> Non
 
 def test_packed_rows_of_a_model_with_soft_caps_are_separate_ones(tmp_path: Path) -> None:
     model = load_model(saved(GEMMA2, tmp_path), "lm", torch.float32)
-    assert not PackedModel(model, "lm").alone
+    assert not PackedModel(model, "lm").one_sequence_per_line
     check_that_packed_is_alone(model, share_prefixes=False)
 
 
@@ -80,5 +80,5 @@ def test_a_model_with_attention_sinks_has_each_row_in_a_line_of_its_own(tmp_path
     assert load_model(folder, "lm", torch.bfloat16).dtype == torch.bfloat16
     model = load_model(folder, "lm", torch.float32)
     torch.testing.assert_close(logits(model), logits(plain(folder, "eager")))
-    assert PackedModel(model, "lm").alone
+    assert PackedModel(model, "lm").one_sequence_per_line
     check_that_packed_is_alone(model, share_prefixes=False)

@@ -152,7 +152,7 @@ def test_loss_and_gradient_are_those_of_plain_transformers(kind: str, tmp_path: 
 
     packed = PackedModel(load_model(str(rows.path), "lm", torch.float32), "lm", load_processor=lambda: rows.processor)
     assert not packed.shares_prefixes
-    assert packed.alone is (kind == "qwen3_5")
+    assert packed.one_sequence_per_line is (kind == "qwen3_5")
     assert packed.vocabulary.after is not None, "logits are computed for a few places at a time"
     micro = rows.pack()
     assert len(micro.input_ids) == 1, "several rows are in one line"
@@ -319,6 +319,28 @@ def test_a_micro_batch_without_images_has_the_tower_in_its_graph_if_others_need_
     ours = {name for name, parameter in packed.model.named_parameters() if parameter.grad is not None}
     assert ours == reached, "the same weights as with an image"
     assert all(not p.grad.any() for p in vision_parameters(packed.model) if p.grad is not None)
+
+
+def test_without_images_in_a_run_texts_share_prefixes_and_no_blank_image_is_computed(rows: Rows) -> None:
+    """Losses and gradients are those of plain ``transformers``, one row at a time; no processor is needed."""
+    packed = PackedModel(load_model(str(rows.path), "lm", torch.float32), "lm", has_images=False, blank_images=True)
+    assert packed.shares_prefixes
+    prompt = list(b"<user>a long question of several answers<assistant>")
+    texts = [(prompt, list(completion)) for completion in (b"yes", b"yes, of course", b"no")]
+    sequences = [TokenSequence.of_prompt_and_completion(*text) for text in texts]
+    micro = pack([Row(number, (sequence,)) for number, sequence in enumerate(sequences)], share_prefixes=True)
+    assert micro.input_ids.numel() < sum(len(sequence.ids) for sequence in sequences)
+    ours = run_packed(packed, micro).sum()
+    (ours / 10).backward()
+    plain = rows.plain()
+    total = torch.zeros(())
+    for prompt, completion in texts:
+        ids = torch.tensor([*prompt, *completion])
+        logps = plain(input_ids=ids[None]).logits[0, :-1].log_softmax(-1)
+        total = total + logps[torch.arange(len(ids) - 1), ids[1:]][len(prompt) - 1 :].sum()
+    (total / 10).backward()
+    assert ours.item() == pytest.approx(total.item(), rel=1e-6)
+    check_equal(packed.model, plain)
 
 
 def test_rows_with_images_need_a_processor(rows: Rows) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from alignment_core.errors import UserError
 from alignment_core.models.images import ImageProcessor
 from tests.images import LLAVA_IMAGE, QWEN_IMAGE, tiny_llava, tiny_qwen_vl, write_images
 
@@ -64,6 +65,19 @@ def test_a_text_needs_an_image_for_each_place(tmp_path: Path) -> None:
     assert processor.expand("plain", []) == list(b"plain")
     with pytest.raises(ValueError, match="the text has 1 places for images, and 2 images"):
         processor.expand(LLAVA_IMAGE, [images["red"], images["red"]])
+
+
+class WithoutToken:
+    """Of a processor such as Janus's."""
+
+
+def test_a_processor_without_a_token_of_images_matters_for_images_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("alignment_core.models.images._load", lambda *_: WithoutToken())
+    processor = _processor(tiny_llava(tmp_path / "model"))
+    with pytest.raises(UserError, match="the processor of the llava model has no image_token_id"):
+        processor.tensors([write_images(tmp_path / "images")["red"]])
 
 
 def test_a_model_of_text_has_no_processor(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_log_probabilities_are_those_of_the_model_with_noise_on_its_embeddings(a
     model = load_model(str(tiny_model()), "lm", torch.float32)
     packed = PackedModel(model, "lm", share_prefixes=False)
     packed.accept_noise()
-    packed.alone = alone
+    packed.one_sequence_per_line = alone
     micro = pack(rows(), share_prefixes=False)
     noise = embedding_noise(micro, 50.0, HIDDEN, seed=1)
     with torch.no_grad():

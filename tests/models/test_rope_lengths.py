@@ -90,7 +90,7 @@ def test_a_sequence_in_a_separate_line_has_its_own_positions(name: str) -> None:
     model, ids = spread(model_of(architecture, **changes)), sequences()
     expected = torch.cat([alone(model, sequence) for sequence in ids])
     packed = PackedModel(model, "lm")
-    packed.alone = True
+    packed.one_sequence_per_line = True
     with torch.no_grad():
         logps = run_packed(packed, pack(rows_of(ids), share_prefixes=False))
     torch.testing.assert_close(logps, expected, atol=2e-5, rtol=2e-5)

@@ -29,13 +29,23 @@ ROWS = [
     ("only text", "yes<eos>", []),
     ("IMAGE or IMAGE?", "both<eos>", ["large", "wide"]),
 ]
-"""Prompts, completions and images; of two ranks one has no image."""
+"""Prompts, completions and images."""
+
+
+def logp_of(model: Any, processor: ImageProcessor, prompt: str, completion: str, images: list[Path]) -> torch.Tensor:
+    """The log-probability of a completion, in nats, with the processor's own call."""
+    from PIL import Image
+
+    opened = [Image.open(image) for image in images] or None
+    inputs = processor._processor(text=[prompt + completion], images=opened, return_tensors="pt")
+    logps = model(**inputs).logits[0, :-1].log_softmax(-1)
+    ids = inputs["input_ids"][0]
+    start = len(processor.expand(prompt, images))
+    return logps[torch.arange(len(ids) - 1), ids[1:]][start - 1 :].sum()
 
 
 def plain_steps(path: Path, rows: list[tuple[str, str, list[Path]]], trains_tower: bool) -> tuple[list[float], Any]:
     """Losses of steps with AdamW on the sum over rows, divided by the number that the ranks divide by."""
-    from PIL import Image
-
     model = transformers.AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32)
     processor = ImageProcessor.of(path)
     assert processor is not None
@@ -46,13 +56,8 @@ def plain_steps(path: Path, rows: list[tuple[str, str, list[Path]]], trains_towe
     losses = []
     for _ in range(image_ranks.STEPS):
         total = torch.zeros(())
-        for prompt, completion, images in rows:
-            opened = [Image.open(image) for image in images] or None
-            inputs = processor._processor(text=[prompt + completion], images=opened, return_tensors="pt")
-            logps = model(**inputs).logits[0, :-1].log_softmax(-1)
-            ids = inputs["input_ids"][0]
-            start = len(processor.expand(prompt, images))
-            total = total - logps[torch.arange(len(ids) - 1), ids[1:]][start - 1 :].sum()
+        for row in rows:
+            total = total - logp_of(model, processor, *row)
         loss = total / image_ranks.TARGETS
         optimizer.zero_grad()
         loss.backward()
@@ -88,7 +93,6 @@ def test_steps_are_those_of_plain_transformers(
     kind: str, ranks: tuple[int, int], trains_tower: bool, tmp_path: Path
 ) -> None:
     """``ranks``: their number, and the ZeRO stage."""
-    world, stage = ranks
     make, placeholder = MODELS[kind]
     path = make(tmp_path / "model")
     images = write_images(tmp_path / "images")
@@ -102,7 +106,94 @@ def test_steps_are_those_of_plain_transformers(
     for prompt, completion, paths in rows:
         ids = processor.expand(prompt + completion, paths)
         texts.append((ids, len(processor.expand(prompt, paths)), [str(path) for path in paths]))
+    check(path, rows, texts, ranks, trains_tower, tmp_path)
+
+
+def uneven_rows(
+    processor: ImageProcessor, placeholder: str, images: dict[str, Path]
+) -> tuple[list[tuple[str, str, list[Path]]], image_ranks.Texts]:
+    """Of two ranks, by micro-batch: one image twice beside text; text beside one image; one image twice beside one image."""
+    rows, texts = [], []
+    for tokens, names in (
+        (34, ["red", "red"]),
+        (32, []),
+        (30, []),
+        (28, ["green"]),
+        (26, ["blue"] * 2),
+        (24, ["wide"]),
+    ):
+        prompt, paths = placeholder * len(names) + " what", [images[name] for name in names]
+        start = len(processor.expand(prompt, paths))
+        completion = "all colours or none, or any"[: tokens - start - 1] + "<eos>"
+        rows.append((prompt, completion, paths))
+        texts.append((processor.expand(prompt + completion, paths), start, [str(path) for path in paths]))
+    assert image_ranks.images_of_packs(texts, 2) == [[2, 0, 2], [0, 1, 1]]
+    return rows, texts
+
+
+@pytest.mark.parametrize(
+    ("kind", "stage", "trains_tower"),
+    matrix(
+        ["qwen2_5_vl", "llava"],
+        [0, 1, 2, 3],
+        [False, True],
+        usual=[("qwen2_5_vl", 2, True), ("qwen2_5_vl", 3, True), ("llava", 3, False)],
+    ),
+)
+def test_steps_are_those_of_plain_transformers_where_some_ranks_have_no_image(
+    kind: str, stage: int, trains_tower: bool, tmp_path: Path
+) -> None:
+    make, placeholder = MODELS[kind]
+    path = make(tmp_path / "model")
+    images = write_images(tmp_path / "images")
+    processor = ImageProcessor.of(path)
+    assert processor is not None
+    rows, texts = uneven_rows(processor, placeholder, images)
+    check(path, rows, texts, (2, stage), trains_tower, tmp_path)
+
+
+def test_a_model_that_is_not_trained_gives_the_values_of_plain_transformers_where_some_ranks_have_no_image(
+    tmp_path: Path,
+) -> None:
+    path = tiny_qwen_vl(tmp_path / "model")
+    processor = ImageProcessor.of(path)
+    assert processor is not None
+    rows, texts = uneven_rows(processor, QWEN_IMAGE, write_images(tmp_path / "images"))
+    first, second = run(2, tmp_path, image_ranks.logps, str(path), texts)
+    assert (first.keys(), second.keys()) == ({"0", "2", "4"}, {"1", "3", "5"})
+    values = first | second
+    model = transformers.AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32)
+    with torch.no_grad():
+        expected = [float(logp_of(model, processor, *row)) for row in rows]
+    assert [values[str(number)] for number in range(len(rows))] == pytest.approx(expected, rel=1e-5)
+
+
+def test_rows_of_text_are_trained_at_zero_3_without_a_processor(tmp_path: Path) -> None:
+    path = tiny_qwen_vl(tmp_path / "model")
+    processor = ImageProcessor.of(path)
+    assert processor is not None
+    rows, texts = [], []
+    for completion in ("yes", "yes, of course", "no", "maybe", "what?"):
+        rows.append(("only text", f"{completion}<eos>", list[Path]()))
+        ids = processor.expand(f"only text{completion}<eos>", [])
+        texts.append((ids, len("only text"), []))
+    check(path, rows, texts, (2, 3), trains_tower=False, tmp_path=tmp_path)
+
+
+def check(
+    path: Path,
+    rows: list[tuple[str, str, list[Path]]],
+    texts: Any,
+    ranks: tuple[int, int],
+    trains_tower: bool,
+    tmp_path: Path,
+) -> None:
+    """Steps of so many ranks at a ZeRO stage beside those of plain ``transformers``, and the models after them. Rows of text
+    are trained without the model's processor."""
+    world, stage = ranks
     expected, model = plain_steps(path, rows, trains_tower)
+    if not any(images for *_, images in rows):
+        (path / "preprocessor_config.json").unlink()
 
     training = {"train_vision_tower": True} if trains_tower else {}
     arguments = (str(path), texts, stage, training, str(tmp_path))

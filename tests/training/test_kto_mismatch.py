@@ -37,6 +37,14 @@ def test_rows_with_a_single_prompt_are_refused_with_the_fix(rows: int) -> None:
         partners([[1, 2]] * rows, "test")
 
 
+def test_the_same_question_about_other_images_is_another_prompt() -> None:
+    """Three rows about one image and three about another: each of them is paired with a completion about the other."""
+    prompts, images = [[1, 2]] * 6, [("red",)] * 3 + [("blue",)] * 3
+    assert partners(prompts, images=images) == [3, 4, 5, 0, 1, 2]
+    with pytest.raises(DataError, match="have the same prompt"):
+        partners(prompts, images=[("red",)] * 6)
+
+
 def test_a_mismatched_pair_is_never_longer_than_the_longest_row() -> None:
     prompts, completions = [[1] * 6, [2]], [[3, 4], [5, 6, 7, 8]]  # rows of 8 and 5 tokens
     assert mismatched(prompts, completions) == [[5, 6], [3, 4]]

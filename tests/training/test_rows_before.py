@@ -17,7 +17,7 @@ from alignment_core.training.kto_mismatch import mismatched
 from alignment_core.training.methods.dpo_beta import DynamicDpo
 from alignment_core.training.methods.kto import Kto
 from alignment_core.training.trainer import Trainer
-from alignment_core.training.training_rows import rows_before, training_rows
+from alignment_core.training.training_rows import have_images, rows_before, training_rows
 from tests.training.test_trainer_ranks import open_job, train
 
 
@@ -25,6 +25,7 @@ def test_mismatched_rows_lie_in_a_file_and_are_those_of_the_whole_table(tmp_path
     prompts, completions = [[1], [1], [2, 2], [3]], [[5], [6, 7], [8], [9]]
     table = pa.table({"prompt_ids": prompts, "completion_ids": completions, "label": [True, False, True, True]})
     pq.write_table(table, tmp_path / "rows.parquet")
+    assert not have_images(tmp_path / "rows.parquet")
     method = Kto(KtoLossConfig())
     rows_found = rows_before(
         tmp_path / "rows.parquet", method, training_rows(tmp_path / "rows.parquet", method, None), tmp_path
@@ -33,6 +34,19 @@ def test_mismatched_rows_lie_in_a_file_and_are_those_of_the_whole_table(tmp_path
     expected = [[*prompt, *other] for prompt, other in zip(prompts, mismatched(prompts, completions), strict=True)]
     assert [row.sequences[0].ids.tolist() for row in rows_found] == expected
     assert [row.number for row in rows_found] == [0, 1, 2, 3]
+
+
+def test_mismatched_rows_of_one_question_have_other_images(tmp_path: Path) -> None:
+    """Rows 0 and 1 are about one image, rows 2 and 3 about another."""
+    prompts, completions, images = [[1]] * 4, [[5], [6], [7], [8]], [["red"], ["red"], ["blue"], ["blue"]]
+    columns = {"prompt_ids": prompts, "completion_ids": completions, "label": [True] * 4, "images": images}
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    assert have_images(tmp_path / "rows.parquet")
+    method = Kto(KtoLossConfig())
+    rows = training_rows(tmp_path / "rows.parquet", method, None)
+    mismatched_rows = rows_before(tmp_path / "rows.parquet", method, rows, tmp_path)
+    assert [row.sequences[0].ids.tolist() for row in mismatched_rows] == [[1, 7], [1, 8], [1, 5], [1, 6]]
+    assert [Path(row.sequences[0].images[0]).name for row in mismatched_rows] == ["red", "red", "blue", "blue"]
 
 
 @pytest.mark.parametrize(("alpha", "passes"), [(0.6, True), (0.0, False)])

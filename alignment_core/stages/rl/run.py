@@ -23,7 +23,7 @@ from alignment_core.recipes.sections.rl import REWARDS_FIELD, RlConfig
 from alignment_core.rewards.model_reward import spread_of
 from alignment_core.rewards.scoring_actors import has_another_tokenizer
 from alignment_core.rollout.async_sampler import AsyncSampler
-from alignment_core.rollout.images import with_paths
+from alignment_core.rollout.images import have_images, with_paths
 from alignment_core.rollout.lengths import check_length
 from alignment_core.rollout.prompt_schedule import PromptSchedule
 from alignment_core.rollout.sampling import Sampling, SyncSampler
@@ -35,6 +35,7 @@ from alignment_core.stages.rl.weights import WeightSync
 from alignment_core.training.checkpoints import drop_incomplete, link_tree
 from alignment_core.training.policy_groups import open_groups
 from alignment_core.training.policy_trainer import RlJob
+from alignment_core.training.training_rows import have_images as table_has_images
 from alignment_core.training.training_rows import shuffles
 
 STOP_SECONDS = 0.2
@@ -58,17 +59,19 @@ def run_section(context: StageContext, section: RlConfig, shows: Container[str])
     length = longest_prompt + section.generation.max_completion_length
     check_length(policy.path, longest_prompt, length)
     critic = critic_of(context, section, tokenizer, warnings)
+    pretraining = _pretraining(context, section)
     job = RlJob(
         section,
         policy,
         critic,
         context.seed,
-        _pretraining(context, section),
+        pretraining,
         _reference(context, tokenizer),
         context.progress,
         length,
         masters=context.masters("policy") if section.training.saves_masters else None,
         chat_template=chat_template,
+        has_images=have_images(prompts) or (pretraining is not None and table_has_images(pretraining)),
     )
     drop_incomplete(context.progress)
     watch = Stopwatch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from alignment_core.columns import column
@@ -13,6 +14,7 @@ from alignment_core.losses.ties import logps_rounding, positive
 from alignment_core.models.microbatch import MicroBatch, Row, TokenSequence
 from alignment_core.recipes.sections.kto import KtoLossConfig
 from alignment_core.training.kto_mismatch import mismatched
+from alignment_core.training.training_rows import images_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,7 +47,8 @@ class Kto:
     def rows_before(self, table: pa.Table) -> Sequence[Row]:
         if self.config.loss_type != "kto":
             return []
-        return _Rows(table, mismatched(column(table, "prompt_ids"), column(table, "completion_ids")))
+        prompts, completions = (column(table, f"{name}_ids") for name in ("prompt", "completion"))
+        return _Rows(table, mismatched(prompts, completions, images=images_of(table, Path())))
 
     def sums_before(self, output: Tensor, batch: MicroBatch, reference_S: Tensor | None) -> Tensor:
         """The log-ratios of mismatched completions, in nats. [1]"""
