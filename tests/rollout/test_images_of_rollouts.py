@@ -37,7 +37,7 @@ def test_a_request_has_the_files_of_its_prompt(tmp_path: Path) -> None:
     schedule = PromptSchedule(rows, GenerationConfig(num_generations=1, max_completion_length=4), seed=0, shuffle=False)
     requests = [schedule.request(episode) for draw in range(2) for episode in schedule.episodes(draw)]
     assert [request.images for request in requests] == [
-        (str(tmp_path / "images" / RED), str(tmp_path / "images" / BLUE)),
+        (tmp_path / "images" / RED, tmp_path / "images" / BLUE),
         (),
     ]
     assert have_images(rows)
@@ -45,20 +45,20 @@ def test_a_request_has_the_files_of_its_prompt(tmp_path: Path) -> None:
 
 
 def test_trainers_get_the_files_of_each_completion() -> None:
-    rollouts = [rollout([True], images=("x/red", "x/blue")), rollout([True, True], group=1)]
+    rollouts = [rollout([True], images=(Path("x/red"), Path("x/blue"))), rollout([True, True], group=1)]
     assert [row.sequences[0].images for row in to_batch(rollouts).rows()] == [("x/red", "x/blue"), ()]
     assert [row.sequences[0].images for row in to_batch(rollouts[1:]).rows()] == [()]
 
 
 def test_an_episode_keeps_its_images_when_it_begins_again() -> None:
-    episode = Episode(0, 0, 0, {"prompt_ids": [1], "images": ("x/red",)}, 4)
+    episode = Episode(0, 0, 0, {"prompt_ids": [1], "images": (Path("x/red"),)}, 4)
     episode.restart()
-    assert episode.images == ("x/red",)
+    assert episode.images == (Path("x/red"),)
 
 
 def test_trajectories_name_images_by_their_digests_and_have_no_column_without(tmp_path: Path) -> None:
     for name, rollouts in {
-        "images": [rollout([True], used=True, images=(f"x/{RED}",)), rollout([True], used=True)],
+        "images": [rollout([True], used=True, images=(Path("x", RED),)), rollout([True], used=True)],
         "text": [rollout([True], used=True)],
     }.items():
         with closing(Trajectories(tmp_path / name, TrajectoriesConfig(), 1)) as written:
@@ -114,7 +114,7 @@ def test_selected_rows_keep_their_images(folders: dict[str, Path], stage: Any, c
 
 def test_paths_of_rollouts_lead_to_their_files(folders: dict[str, Path]) -> None:
     rows = with_paths(read_rollouts(folders["rollouts"]), folders["rollouts"])
-    assert [Path(image).read_text() for row in rows for image in row["images"]] == [RED, RED, BLUE, BLUE]
+    assert [image.read_text() for row in rows for image in row["images"]] == [RED, RED, BLUE, BLUE]
 
 
 def test_rows_of_text_have_no_column_of_images(folders: dict[str, Path]) -> None:
