@@ -32,11 +32,11 @@ def have_images(rows: Iterable[Mapping[str, Any]]) -> bool:
 def with_paths(rows: Iterable[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
     """The rows of an artifact in ``folder`` with the paths of their images in place of the digests."""
     return [
-        {**row, COLUMN: tuple(folder / FOLDER / digest for digest in images)} if (images := images_of(row)) else row
+        {**row, COLUMN: tuple(folder / FOLDER / digest for digest in images_of(row))} if COLUMN in row else row
         for row in rows
     ]
 
 
-def pass_images_on(rows: Iterable[Mapping[str, Any]], source: Path, target: Path) -> None:
-    """Put the images of ``rows`` from the artifact in ``source`` into the one in ``target``, which has these rows."""
+def copy_images(rows: Iterable[Mapping[str, Any]], source: Path, target: Path) -> None:
+    """Copy the images of ``rows`` from the artifact in ``source`` into the one in ``target``, which has these rows."""
     keep_images((digest for row in rows for digest in digests_of(row)), source / FOLDER, target / FOLDER)

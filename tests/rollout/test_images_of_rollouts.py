@@ -125,6 +125,14 @@ def test_rows_of_text_have_no_column_of_images(folders: dict[str, Path]) -> None
     assert "images" not in pairs[0]
     assert not (output / "images").exists()
 
+def test_rows_without_an_image_beside_others_have_no_paths(folders: dict[str, Path]) -> None:
+    rows = [{**row, "images": () if row["prompt"] else row["images"]} for row in read_rollouts(folders["rollouts"])]
+    write_table(rows, rollout_schema(with_images=True), folders["rollouts"] / "shard-00000.parquet")
+    images = [row["images"] for row in with_paths(read_rollouts(folders["rollouts"]), folders["rollouts"])]
+    assert images[2:] == [(), ()]
+    assert [image.name for image in images[0]] == [RED]
+
+
 
 def test_tokens_in_the_places_of_images_are_never_sampled() -> None:
     """By the names that Qwen and LLaVA have for them; of other tokens, and of a text model, nothing changes."""
