@@ -57,15 +57,18 @@ def test_an_episode_keeps_its_images_when_it_begins_again() -> None:
 
 
 def test_trajectories_name_images_by_their_digests_and_have_no_column_without(tmp_path: Path) -> None:
-    for name, rollouts in {
-        "images": [rollout([True], used=True, images=(Path("x", RED),)), rollout([True], used=True)],
-        "text": [rollout([True], used=True)],
-    }.items():
-        with closing(Trajectories(tmp_path / name, TrajectoriesConfig(), 1)) as written:
-            written.write(0, rollouts, to_batch(rollouts))
-    of_images, of_text = (pq.read_table(tmp_path / name / "step-000000.parquet") for name in ("images", "text"))
-    assert of_images.column("images").to_pylist() == [[RED], []]
-    assert "images" not in of_text.column_names
+    """All steps of a run have one schema, whether the prompts of a step have images or not."""
+    image, text = rollout([True], used=True, images=(Path("x", RED),)), rollout([True], used=True)
+    steps = [[image, text], [text]]
+    for with_images in (True, False):
+        folder = tmp_path / str(with_images)
+        with closing(Trajectories(folder, TrajectoriesConfig(), 2, with_images)) as written:
+            for number, rollouts in enumerate(steps):
+                written.write(number, rollouts, to_batch(rollouts))
+        tables = [pq.read_table(file) for file in sorted(folder.iterdir())]
+        assert tables[0].schema == tables[1].schema
+        columns = [table.column("images").to_pylist() for table in tables if "images" in table.column_names]
+        assert columns == ([[[RED], []], [[]]] if with_images else [])
 
 
 @pytest.fixture

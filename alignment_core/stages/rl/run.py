@@ -23,7 +23,7 @@ from alignment_core.recipes.sections.rl import REWARDS_FIELD, RlConfig
 from alignment_core.rewards.model_reward import spread_of
 from alignment_core.rewards.scoring_actors import has_another_tokenizer
 from alignment_core.rollout.async_sampler import AsyncSampler
-from alignment_core.rollout.images import with_paths
+from alignment_core.rollout.images import have_images, with_paths
 from alignment_core.rollout.lengths import check_length
 from alignment_core.rollout.prompt_schedule import PromptSchedule
 from alignment_core.rollout.sampling import Sampling, SyncSampler
@@ -75,7 +75,9 @@ def run_section(context: StageContext, section: RlConfig, shows: Container[str])
     rewards = Rewards(section, sources, watch, context.cost, reward_of_critic(context, section, critic))
     shuffle = shuffles(_table(context.inputs["prompts"]))
     schedule = PromptSchedule(prompts, section.generation, context.seed, shuffle=shuffle)
-    trajectories = Trajectories(context.progress / "trajectories", section.trajectories, section.steps)
+    trajectories = Trajectories(
+        context.progress / "trajectories", section.trajectories, section.steps, have_images(prompts)
+    )
     request = EngineRequest(policy, length, section.training.dtype)
     with (
         closing(trajectories),
