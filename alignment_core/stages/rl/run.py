@@ -18,7 +18,9 @@ from alignment_core.execution.metric_window import movement
 from alignment_core.execution.stopwatch import Stopwatch
 from alignment_core.inference.decoding import Decoding
 from alignment_core.inference.engine import EngineRequest
+from alignment_core.inference.images import never_sampled
 from alignment_core.models.model_ref import Model
+from alignment_core.models.saving import read_json
 from alignment_core.recipes.sections.rl import REWARDS_FIELD, RlConfig
 from alignment_core.rewards.model_reward import spread_of
 from alignment_core.rewards.scoring_actors import has_another_tokenizer
@@ -122,6 +124,7 @@ def _environments(
 ) -> Environments | None:
     if section.environment is None:
         return None
+    policy = context.model("policy").path
     return Environments(
         section.environment,
         tokenizer,
@@ -129,7 +132,8 @@ def _environments(
         timeout=context.resources.reward_timeout_seconds,
         load_timeout=context.resources.reward_load_timeout_seconds,
         chat_template=chat_template,
-        eos_token_ids=eos_token_ids(context.model("policy").path),
+        eos_token_ids=eos_token_ids(policy),
+        image_tokens=never_sampled(read_json(policy / "config.json")),
     )
 
 
