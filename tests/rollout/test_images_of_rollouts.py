@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +13,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from alignment_core.artifacts import Reference
 from alignment_core.environments.episode import Episode
 from alignment_core.errors import UserError
 from alignment_core.inference.images import MODULES, _stand_in, never_sampled, without_torchvision
+from alignment_core.models.load_tokenizer import load_tokenizer
+from alignment_core.models.model_ref import Model
 from alignment_core.recipes import GenerationConfig, ResourcesConfig, SelectionConfig
 from alignment_core.recipes.sections.rejection_sampling import BestConfig
 from alignment_core.recipes.sections.rewards import CHOICE
@@ -27,6 +31,7 @@ from alignment_core.rollout.rollout import to_batch
 from alignment_core.rollout.schemas import SCORES, read_rollouts, rollout_schema, score_schema, write_table
 from alignment_core.rollout.trajectories import Trajectories
 from alignment_core.stages import select_best, select_pairs
+from tests.images import QWEN_IMAGE, TEMPLATE, tiny_llava, tiny_qwen_vl
 from tests.rollout.rollouts import rollout
 
 RED, BLUE = "a" * 64, "b" * 64
@@ -120,14 +125,6 @@ def test_paths_of_rollouts_lead_to_their_files(folders: dict[str, Path]) -> None
     assert [image.read_text() for row in rows for image in row["images"]] == [RED, RED, BLUE, BLUE]
 
 
-def test_rows_of_text_have_no_column_of_images(folders: dict[str, Path]) -> None:
-    rows = [{**row, "images": ()} for row in read_rollouts(folders["rollouts"])]
-    write_table(rows, rollout_schema(), folders["rollouts"] / "shard-00000.parquet")
-    output = folders["output"]
-    pairs = selected(folders, select_pairs, select_pairs.SelectPairsConfig(selection=SelectionConfig()))
-    assert "images" not in pairs[0]
-    assert not (output / "images").exists()
-
 def test_rows_without_an_image_beside_others_have_no_paths(folders: dict[str, Path]) -> None:
     rows = [{**row, "images": () if row["prompt"] else row["images"]} for row in read_rollouts(folders["rollouts"])]
     write_table(rows, rollout_schema(with_images=True), folders["rollouts"] / "shard-00000.parquet")
@@ -135,6 +132,14 @@ def test_rows_without_an_image_beside_others_have_no_paths(folders: dict[str, Pa
     assert images[2:] == [(), ()]
     assert [image.name for image in images[0]] == [RED]
 
+
+def test_rows_of_text_have_no_column_of_images(folders: dict[str, Path]) -> None:
+    rows = [{**row, "images": ()} for row in read_rollouts(folders["rollouts"])]
+    write_table(rows, rollout_schema(), folders["rollouts"] / "shard-00000.parquet")
+    output = folders["output"]
+    pairs = selected(folders, select_pairs, select_pairs.SelectPairsConfig(selection=SelectionConfig()))
+    assert "images" not in pairs[0]
+    assert not (output / "images").exists()
 
 
 def test_tokens_in_the_places_of_images_are_never_sampled() -> None:
@@ -163,6 +168,36 @@ def test_rewards_that_read_text_are_refused(given: dict[str, str]) -> None:
     field = rf"^rl\.rewards\.0\.{next(iter(given))}: it reads text, and prompts have images"
     with pytest.raises(UserError, match=field):
         RewardSources([CHOICE.validate(given)], opening, {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "template", "says"),
+    [
+        (tiny_qwen_vl, None, None),
+        (tiny_qwen_vl, TEMPLATE, "has another chat template than the prompts, so it would read text alone"),
+        (tiny_llava, None, "has another tokenizer than the policy, so it would read text alone"),
+        (None, None, "prompts have images, and .* reads none: use an image-text model"),
+    ],
+    ids=["same", "template", "tokenizer", "text"],
+)
+def test_a_reward_model_that_would_not_see_images_is_refused_before_actors_start(
+    kind: Any, template: str | None, says: str | None, tmp_path: Path
+) -> None:
+    policy = tiny_qwen_vl(tmp_path / "policy")
+    judge = (kind or tiny_qwen_vl)(tmp_path / "judge")
+    if kind is None:
+        (judge / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    if template:
+        tokenizer = load_tokenizer(judge)
+        tokenizer.chat_template = template.replace("IMAGE", QWEN_IMAGE).replace("<assistant>", "<answer>")
+        tokenizer.save_pretrained(judge)
+    opening = Opening(
+        "rl.rewards", ResourcesConfig(), tokenizer=load_tokenizer(policy), prompts=[{"images": (Path("x/red"),)}]
+    )
+    models = {0: Model(judge, Reference("model", "a" * 64))}
+    refused = pytest.raises(UserError, match=rf"^rl\.rewards\.0\.reward_model: .*{says}") if says else nullcontext()
+    with refused:
+        RewardSources([CHOICE.validate({"reward_model": "./judge"})], opening, models)
 
 
 def test_workers_of_a_parallel_engine_need_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,9 +54,10 @@ def run_section(context: StageContext, section: RlConfig, shows: Container[str])
     warnings: list[str] = []
     chat_template = chat_template_of_turns(section.environment, context.inputs["prompts"])
     turn_end = Renderer(tokenizer, chat_template, eos_token_ids(policy.path)).turn_end
-    sources = open_sources(context, section, tokenizer, chat_template, turn_end, prompts, warnings)
+    rewarded = [*prompts, *(best.schedule.prompts if best else ())]
+    sources = open_sources(context, section, tokenizer, chat_template, turn_end, rewarded, warnings)
     environments = _environments(context, section, tokenizer, chat_template)
-    longest_prompt = max(len(prompt["prompt_ids"]) for prompt in [*prompts, *(best.schedule.prompts if best else ())])
+    longest_prompt = max(len(prompt["prompt_ids"]) for prompt in rewarded)
     length = longest_prompt + section.generation.max_completion_length
     check_length(policy.path, longest_prompt, length)
     critic = critic_of(context, section, tokenizer, warnings)
