@@ -57,7 +57,7 @@ def problems(stages: Iterable[PlannedStage], with_images: Container[str], shape:
 
 def _data_sets(stage: PlannedStage) -> Iterator[str]:
     """Labels of the data sets whose rows a stage reads, or the prompts of whose completions."""
-    for rows in map(stage.inputs.get, _READ):
+    for rows in (stage.inputs.get(role) for role in _READ):
         if isinstance(rows, PlannedStage):
             if rows.stage == "dataset":
                 yield rows.label

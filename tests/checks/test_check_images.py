@@ -100,7 +100,7 @@ def test_judges_rewards_and_teachers_that_see_no_images_are_named(
         "evaluation.rewards.0.reward_model",
     ]
     assert all("prompts have images" in problem for problem in found.problems)
-    prompted = {
+    prompted: dict[str, Any] = {
         **base,
         "method": "distillation",
         "distillation": {"teacher": {"model": TEXT}, "on_policy": {"prompts": rows}},

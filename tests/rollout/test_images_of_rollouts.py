@@ -195,7 +195,9 @@ def test_a_reward_model_that_would_not_see_images_is_refused_before_actors_start
         "rl.rewards", ResourcesConfig(), tokenizer=load_tokenizer(policy), prompts=[{"images": (Path("x/red"),)}]
     )
     models = {0: Model(judge, Reference("model", "a" * 64))}
-    refused = pytest.raises(UserError, match=rf"^rl\.rewards\.0\.reward_model: .*{says}") if says else nullcontext()
+    refused: Any = (
+        pytest.raises(UserError, match=rf"^rl\.rewards\.0\.reward_model: .*{says}") if says else nullcontext()
+    )
     with refused:
         RewardSources([CHOICE.validate({"reward_model": "./judge"})], opening, models)
 

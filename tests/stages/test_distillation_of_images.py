@@ -53,14 +53,14 @@ def write_rows(folder: Path, model: Path, files: dict[str, Path], kind: str) -> 
             (folder / "images" / digest).write_bytes(content)
         images.append([digest] if picture else [])
     if kind == "data":
-        table = {
+        columns: dict[str, Any] = {
             "input_ids": pa.array([[*prompt, *ANSWER] for prompt in prompts], pa.list_(pa.int32())),
             "loss_mask": pa.array([[0] * len(prompt) + [1] * len(ANSWER) for prompt in prompts], pa.list_(pa.int8())),
             "text": ["?"] * len(prompts),
             "source": ["rows:1"] * len(prompts),
             "images": images,
         }
-        pq.write_table(pa.table(table), folder / "train.parquet")
+        pq.write_table(pa.table(columns), folder / "train.parquet")
         return folder
     rows = [
         {"prompt": number, "sample": 0, "prompt_ids": prompt, "completion_ids": ANSWER, "images": of_row}
