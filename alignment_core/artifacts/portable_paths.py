@@ -151,16 +151,7 @@ def _arrive(uri: str, home: str, root: str, relative: str) -> Path:
     store = _open(uri)
     kind, *parts = Path(relative).parts or ("",)
     if f"{kind}/" == CACHE and parts:
-        try:
-            manifest = manifest_at(store.backend, parts[0])
-        except NotFound as error:
-            if not store.holds_workspace:
-                raise
-            raise EnvironmentFault(
-                f"the store {uri} of this run is a folder of another node, which {platform.node()} does not share: mount it "
-                "here under the same path, or run with a store on S3 or the Hub"
-            ) from error
-        return Placed(store.fetch(manifest.reference, _held), *parts[1:])
+        return Placed(_fetched(uri, parts[0]), *parts[1:])
     path = Placed(store.workspace.root, relative)
     if not store.holds_workspace:
         if f"{kind}/" == PROGRESS and parts:
@@ -168,6 +159,22 @@ def _arrive(uri: str, home: str, root: str, relative: str) -> Path:
         with explained("create", path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
     return path
+
+
+@cache
+def _fetched(uri: str, digest: str) -> Path:
+    """The artifact of this digest in the local cache, once for all paths in it: those of images come with every request."""
+    store = _open(uri)
+    try:
+        manifest = manifest_at(store.backend, digest)
+    except NotFound as error:
+        if not store.holds_workspace:
+            raise
+        raise EnvironmentFault(
+            f"the store {uri} of this run is a folder of another node, which {platform.node()} does not share: mount it "
+            "here under the same path, or run with a store on S3 or the Hub"
+        ) from error
+    return store.fetch(manifest.reference, _held)
 
 
 def _open(uri: str) -> Store:

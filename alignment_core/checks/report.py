@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from alignment_core.artifacts import Reference, Store
 from alignment_core.artifacts.reference import MASTERS
-from alignment_core.checks import amounts, cache, functions, memory_needs, requantization, rows, shapes
+from alignment_core.checks import amounts, cache, functions, images, memory_needs, requantization, rows, shapes
 from alignment_core.composition.base_model import PROCESS_REWARD_MODELS, REWARD_MODELS
 from alignment_core.composition.plan import Plan, PlannedStage
 from alignment_core.data.context import longest_sampled, longest_trained
@@ -87,6 +87,10 @@ def check(plan: Plan, resources: ResourcesConfig, on_parsed: Callable[[], None] 
                 broken = list(_broken(called.pop(answer.label, {}).values(), answer.samples, timeout))
                 if broken:
                     return Findings(problems=broken)
+    with_images = {answer.label for answer in seen.values() if answer.has_images} | {
+        *images.stored(plan.store, plan.stages)
+    }
+    problems = problems or list(images.problems(todo, with_images, lambda model: _shape(plan.store, model)))
     problems = problems or list(_too_long(plan.store, todo, seen))
     needs = list(_caches(plan.store, todo, seen, resources)) if shapes.on_cpu(resources) else []
     problems = problems or [sentence for need in needs if (sentence := need.problem(resources))]

@@ -23,6 +23,7 @@ from alignment_core.data.build import examples, kept_rows
 from alignment_core.data.context import check_context
 from alignment_core.data.image_reader import ImageReader
 from alignment_core.data.image_tokens import tokens_of_images
+from alignment_core.data.images import COLUMN as IMAGES
 from alignment_core.data.limits import Limits
 from alignment_core.data.messages import tools_of
 from alignment_core.data.origins import origin_of
@@ -105,6 +106,8 @@ class Answer(BaseModel):
     """Rows of the table, of which a source's row may give several, without those of sources that are held out."""
     whole: bool = False
     """Whether all rows were read."""
+    has_images: bool = False
+    """Whether any row that was read has an image."""
     longest: int = 0
     """Tokens of the longest prompt, for a data set of prompts."""
     thinks: bool = False
@@ -270,6 +273,7 @@ def _rendered(question: Question, reader: ImageReader | None, processor: ImagePr
     drawn = config.data.mixing == "all_exhausted" or all(source.source.weight is None for source in pinned)
     if drawn:  # otherwise the mixture may never reach a row that is too long
         check_context([kind.sequences(row) for row in rows], question.context, lambda place: rows[place]["source"])
+    result |= {"has_images": any(row.get(IMAGES) for row in rows)}
     result |= {"whole": whole, "sequences": [sequence for row in rows for sequence in kind.sequences(row)]}
     if not kind.policy_answers:
         return result

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -88,10 +88,12 @@ class Environments:
         chat_template: str | None = None,
         eos_token_ids: Sequence[int] = (),
         load_timeout: float | None = None,
+        image_tokens: Collection[int] = (),
     ) -> None:
         """``chat_template`` is that of the conversations, if it is not the tokenizer's own; ``eos_token_ids`` are those of the
         policy's generation_config.json; ``timeout`` is the deadline of a call in seconds, ``load_timeout`` that of loading the
-        class (default: the same). Raises UserError for an agent without any chat template."""
+        class (default: the same); ``image_tokens`` are the tokens at the places of images, which no text of an environment may
+        have. Raises UserError for an agent without any chat template."""
         self.config = config
         self._renderer = Renderer(tokenizer, chat_template, eos_token_ids)
         if config.agent is not None and not self._renderer.template:
@@ -103,6 +105,7 @@ class Environments:
         added = tokenizer.added_tokens_decoder.items()
         self._hidden = {number for number, token in added if token.special and token.content not in TAGS}
         """Special tokens, which are removed from the text for an environment unless its configuration keeps them."""
+        self._image_tokens = frozenset(image_tokens)
         self._decode = CompletionText(tokenizer, self._renderer.turn_end, skip_special_tokens=False)
         self._processes = [FunctionProcess(ACT, timeout, FIELD, load_timeout=load_timeout) for _ in range(processes)]
         self._timeout = timeout
@@ -229,7 +232,9 @@ class Environments:
         if is_request:
             episode.most = observation["max_tokens"]
         if episode.turns == 0:
-            episode.opening = self._first(episode, observation, tools)
+            opening = self._first(episode, observation, tools)
+            self._check_image_tokens(opening)
+            episode.opening = opening
             self._check_calls(tools)
             if episode.room <= 0:
                 raise Failed("wrong_shape", "leaves no room for a turn (rl.generation.max_completion_length)")
@@ -238,6 +243,7 @@ class Environments:
         last = int(episode.ids[-1])
         ended_by = last if episode.finish_reason == "stop" and last in self._renderer.turn_end.stop_ids else None
         ids = self._renderer.encode_reply(messages, ended_by, tools)
+        self._check_image_tokens(ids)
         if len(episode.ids) + len(ids) < episode.room:
             episode.append_observation(ids)
         else:
@@ -256,6 +262,11 @@ class Environments:
         if not observation:
             return []
         return self._renderer.encode_opening(episode.prompt["prompt"], self._messages(observation, episode), tools)
+
+    def _check_image_tokens(self, ids: Sequence[int]) -> None:
+        """Raise Failed for a text with a token at whose place the policy would need an image."""
+        if not self._image_tokens.isdisjoint(ids):
+            raise Failed("wrong_shape", "returned a text with a token that stands for an image, a video or a sound")
 
     def _check_calls(self, tools: Tools | None) -> None:
         """Raise UserError, before the policy's first turn, if its calls could not be read."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,7 +73,7 @@ class Episode:
         return self.opening or self.prompt["prompt_ids"]
 
     @property
-    def images(self) -> tuple[str, ...]:
+    def images(self) -> tuple[Path, ...]:
         """Paths of the images in the prompt."""
         return tuple(self.prompt.get("images") or ())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -20,7 +21,7 @@ class Request:
     prompt_ids: Sequence[int]
     max_tokens: int
     seed: int
-    images: tuple[str, ...] = ()
+    images: tuple[Path, ...] = ()
     """Paths of the images in the prompt, whose tokens ``prompt_ids`` holds, in their order."""
 
 

@@ -248,7 +248,7 @@ class Engine:
         stop_ids: Sequence[int],
         seed: int,
         first: int = 0,
-        images: Sequence[Sequence[str]] = (),
+        images: Sequence[Sequence[Path]] = (),
         decoding: Decoding | None = None,
     ) -> Completions:
         """Sample ``config.num_generations`` consecutive completions per prompt, with their texts if there is a ``decoding``.
@@ -332,7 +332,7 @@ class Engine:
         model: Model,
         prompts: Sequence[Sequence[int]],
         stop_ids: Sequence[int],
-        images: Sequence[Sequence[str]] = (),
+        images: Sequence[Sequence[Path]] = (),
     ) -> float | None:
         """:meth:`parity` at the first call after a weight update, otherwise None."""
         if self._checked or not self._updates:
@@ -344,7 +344,7 @@ class Engine:
         model: Model,
         prompts: Sequence[Sequence[int]],
         stop_ids: Sequence[int],
-        images: Sequence[Sequence[str]] = (),
+        images: Sequence[Sequence[Path]] = (),
     ) -> float:
         """Mean difference, in nats, between this engine's log-probabilities of a few short completions and those of
         ``transformers``. ``images`` are the paths of each prompt's images, if any prompt has some."""

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -104,7 +105,7 @@ def accept_expanded_prompts(llm: Any) -> None:
     processor._apply_prompt_updates = find
 
 
-def prompt_of(ids: Sequence[int], images: Sequence[str]) -> dict[str, Any]:
+def prompt_of(ids: Sequence[int], images: Sequence[Path]) -> dict[str, Any]:
     """A prompt for vLLM, of token ids and the paths of its images, in the order of their tokens."""
     prompt: dict[str, Any] = {"prompt_token_ids": list(ids)}
     if images:
@@ -113,7 +114,7 @@ def prompt_of(ids: Sequence[int], images: Sequence[str]) -> dict[str, Any]:
 
 
 @functools.lru_cache(DECODED)
-def _decoded(path: str) -> Any:
+def _decoded(path: Path) -> Any:
     from PIL import Image
 
     with Image.open(path) as image:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -17,7 +18,7 @@ def mean_difference(
     dtype: str,
     max_length: int,
     own_gpu: bool,
-    images: Sequence[Sequence[str]] = (),
+    images: Sequence[Sequence[Path]] = (),
     never_sampled: Collection[int] = (),
 ) -> float:
     """Mean absolute difference, in nats, between the log-probabilities of completions and those that ``model`` gives their
@@ -43,7 +44,7 @@ def mean_difference(
     for prompt, completion, files in zip(prompts, completions, images or [()] * len(prompts), strict=True):
         # One sequence at a time and without a cache: this is the plain computation that the engine is compared with.
         ids = torch.tensor([[*prompt, *completion.token_ids.tolist()]], device=reference.device)
-        more = image_inputs.options(tuple(files), ids) if image_inputs is not None and files else {}
+        more = image_inputs.options(tuple(map(str, files)), ids) if image_inputs is not None and files else {}
         with torch.no_grad():
             logits = reference(input_ids=ids, use_cache=False, **more).logits[0, len(prompt) - 1 : -1]
         logits[:, list(never_sampled)] = float("-inf")

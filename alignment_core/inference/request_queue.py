@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ class RequestQueue:
         self,
         prompts: Sequence[Sequence[int]],
         parameters: Sequence[Any],
-        images: Sequence[Sequence[str]] = (),
+        images: Sequence[Sequence[Path]] = (),
         decoding: Decoding | None = None,
     ) -> Completions:
         """Complete a batch; the completions of each prompt are consecutive. ``images`` are the paths of each prompt's. With a

@@ -121,6 +121,10 @@ class RewardKind(Generic[C]):
     """Whether it is opened only while the stage holds trainers or engines."""
     kept: bool = False
     """Whether answers are saved in ``Opening.progress`` as they come, because they cost time or money of another server."""
+    reads_text: bool = False
+    """Whether it reads texts, which show an image only as a placeholder: it is refused for prompts with images."""
+    check_images: Callable[[Opening], None] = lambda opening: None
+    """Raises UserError for a reward that would not see the images of prompts."""
     user_code: tuple[str, ...] = ()
     """Fields that name user functions, which are called on a few rows before a run starts."""
 

@@ -15,6 +15,7 @@ from alignment_core.errors import UserError
 from alignment_core.evaluation.files import SPREAD
 from alignment_core.models.microbatch import Pair, distinct
 from alignment_core.models.model_ref import Model
+from alignment_core.models.saving import read_json
 from alignment_core.rewards.base import Opening, Rows, Scores
 from alignment_core.rewards.results import Answers
 from alignment_core.rewards.scoring_actors import has_another_tokenizer, pairs_of
@@ -24,6 +25,11 @@ LEAST_DEVIATION = 1e-6
 """Of rewards that hardly differ."""
 TRAINED = "reward-model"
 """The kind of the artifacts of reward models that are trained here."""
+NO_IMAGES = (
+    "prompts have images, and {name} reads none: use an image-text model with the policy's tokenizer and chat template, a "
+    "verifier or a function"
+)
+"""Why a reward model for text is refused; ``name`` is its name in the sentence."""
 
 
 class AnswerEnd(NamedTuple):
@@ -63,13 +69,7 @@ class Judge:
         """
         assert opening.model is not None
         assert opening.scores is not None
-        text = None
-        field = f"{opening.field}.reward_model"
-        if has_another_tokenizer(opening.model, opening.tokenizer):
-            text = InText(opening.model, field, f"tokenizer than {opening.policy}")
-        elif _has_another_template(opening.model, opening):
-            text = InText(opening.model, field, "chat template than the prompts")
-        if text:
+        if text := _in_text(opening.model, opening):
             opening.warnings.append(text.warning)
         spread = spread_of(opening.model, opening.field) if normalised else (0.0, 1.0)
         answer_end = None if text else _answer_end(opening.model, opening)
@@ -100,6 +100,26 @@ class Judge:
                 answer = [*(answer[:-1] if int(answer[-1]) in stop_ids else answer), *end]
             pairs.append((prompt, answer, *images))
         return pairs
+
+
+def check_reads_images(opening: Opening) -> None:
+    """Raise UserError for a reward model that would not see the images of prompts."""
+    assert opening.model is not None
+    if not read_json(opening.model.path / "config.json").get("vision_config"):
+        raise UserError(f"{opening.field}.reward_model: {NO_IMAGES.format(name=opening.model.reference.short)}")
+    if text := _in_text(opening.model, opening):
+        raise text.no_images()
+
+
+def _in_text(model: Model, opening: Opening) -> InText | None:
+    """How a model scores text, if it has another tokenizer than the policy's, or another chat template than the prompts';
+    otherwise None."""
+    field = f"{opening.field}.reward_model"
+    if has_another_tokenizer(model, opening.tokenizer):
+        return InText(model, field, f"tokenizer than {opening.policy}")
+    if _has_another_template(model, opening):
+        return InText(model, field, "chat template than the prompts")
+    return None
 
 
 def _answer_end(model: Model, opening: Opening) -> AnswerEnd:
@@ -192,6 +212,13 @@ class InText:
             f"completion, {how}, instead of the policy's tokens"
         )
 
+    def no_images(self) -> UserError:
+        """Why it cannot score completions for prompts with images."""
+        return UserError(
+            f"{self.field}: prompts have images, and {self.model.reference.short} has another {self._other}, so it would read "
+            "text alone: give a reward model with the policy's tokenizer and chat template"
+        )
+
     def pairs(self, rows: Rows) -> list[Pair | Failed]:
         """Prompt and answer of each row, or the reason why the model cannot score it."""
         known: dict[Any, Pair | Failed] = {}
@@ -213,10 +240,7 @@ class InText:
 
     def _pair(self, row: dict[str, Any]) -> Pair:
         if row.get("images"):
-            raise UserError(
-                f"{self.field}: prompts have images, and {self.model.reference.short} reads text in place of the policy's "
-                "tokens: give a reward model with the policy's tokenizer and chat template"
-            )
+            raise self.no_images()
         prompt = as_given(row) or row["prompt_text"]
         tools = tools_of(row)
         if (isinstance(prompt, list) or tools) and not self._renderer.template:

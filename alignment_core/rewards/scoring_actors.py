@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -75,7 +74,7 @@ def pairs_of(rows: Rows) -> list[Pair]:
 
 
 def _images(row: Mapping[str, Any]) -> list[Images]:
-    return [Images(map(Path, row["images"]))] if row.get("images") else []
+    return [Images(row["images"])] if row.get("images") else []
 
 
 def check_tokenizer(model: Model, role: str, rows: Rows) -> None:

@@ -19,8 +19,8 @@ from alignment_core.rewards.kept_answers import KeptAnswers
 from alignment_core.rewards.results import SHOWN, Account, RewardResult
 
 log = logging.getLogger(__name__)
-READ_TEXT = ("judge", "served_judge", "process_reward_model")
-"""Kinds of rewards that read the text of a prompt, in which an image is a few words."""
+NO_IMAGES = "it reads text, and prompts have images: use a reward model that reads images, a verifier or a function"
+"""Why a kind of reward that ``reads_text`` is refused."""
 
 
 class RewardSources:
@@ -41,19 +41,14 @@ class RewardSources:
     ) -> None:
         self._rewards = rewards
         self._kinds = [kind_of(reward) for reward in rewards]
-        has_images = any(prompt.get("images") for prompt in opening.prompts)
-        for number, reward in enumerate(rewards if has_images else ()):
-            if reward.KEY in READ_TEXT:
-                raise UserError(
-                    f"{opening.field}.{number}.{reward.KEY}: it reads text, and prompts have images: use a reward model that "
-                    "reads images, a verifier or a function"
-                )
         self._calling = threading.Lock()
         self._over = opening.over
         self._openings = [
             replace(opening, field=f"{opening.field}.{number}", model=models.get(number))
             for number in range(len(rewards))
         ]
+        if any(prompt.get("images") for prompt in opening.prompts):
+            self._check_images()
         self._accounts = [
             Account(kind.description(reward), reward.max_failed, f"{opened.field}.max_failed", step, reward.missing)
             for kind, reward, opened in zip(self._kinds, rewards, self._openings, strict=True)
@@ -69,6 +64,13 @@ class RewardSources:
         except BaseException:
             self.stop()
             raise
+
+    def _check_images(self) -> None:
+        """Raise UserError for a reward that would not see the images of prompts."""
+        for kind, reward, opening in zip(self._kinds, self._rewards, self._openings, strict=True):
+            if kind.reads_text:
+                raise UserError(f"{opening.field}.{reward.KEY}: {NO_IMAGES}")
+            kind.check_images(opening)
 
     def _start(self, actors: bool) -> None:
         for number, (kind, reward) in enumerate(zip(self._kinds, self._rewards, strict=True)):

@@ -1,4 +1,8 @@
-"""Images of prompts, on their way to engines, rewards and trainers: by the paths of their files."""
+"""Images of prompts, on their way to engines, rewards and trainers: by the paths of their files.
+
+Paths stay those of the stage's input, not strings, because another machine fetches what such a path leads to
+(:mod:`alignment_core.artifacts.portable_paths`).
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,8 @@ from typing import Any
 from alignment_core.data.images import COLUMN, FOLDER, keep_images
 
 
-def images_of(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Digests or paths of the images of a row, whose column may be a list, an array, or absent."""
+def images_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Digests (str) or paths (Path) of the images of a row, whose column may be a list, an array, or absent."""
     images = row.get(COLUMN)
     return () if images is None else tuple(images)
 
@@ -28,13 +32,11 @@ def have_images(rows: Iterable[Mapping[str, Any]]) -> bool:
 def with_paths(rows: Iterable[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
     """The rows of an artifact in ``folder`` with the paths of their images in place of the digests."""
     return [
-        {**row, COLUMN: tuple(str(folder / FOLDER / digest) for digest in images)}
-        if (images := images_of(row))
-        else row
+        {**row, COLUMN: tuple(folder / FOLDER / digest for digest in images_of(row))} if COLUMN in row else row
         for row in rows
     ]
 
 
-def pass_images_on(rows: Iterable[Mapping[str, Any]], source: Path, target: Path) -> None:
-    """Put the images of ``rows`` from the artifact in ``source`` into the one in ``target``, which has these rows."""
+def copy_images(rows: Iterable[Mapping[str, Any]], source: Path, target: Path) -> None:
+    """Copy the images of ``rows`` from the artifact in ``source`` into the one in ``target``, which has these rows."""
     keep_images((digest for row in rows for digest in digests_of(row)), source / FOLDER, target / FOLDER)

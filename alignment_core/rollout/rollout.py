@@ -53,7 +53,7 @@ class Rollout:
     """Name of the newest policy that sampled one of the tokens."""
     special_text: str | None = None
     """``completion_text`` with special tokens, if a reward reads them and it was decoded where it was sampled."""
-    images: tuple[str, ...] = ()
+    images: tuple[Path, ...] = ()
     """Paths of the prompt's images, in the order of their tokens."""
     environment: float | Failed = 0.0
     """Reward from the environment, or why there is none."""
@@ -128,9 +128,7 @@ def to_batch(rollouts: Sequence[Rollout]) -> StepData:
         [rollout.completion_ids for rollout in rollouts],
         [rollout.trained_mask for rollout in rollouts],
         [rollout.group for rollout in rollouts],
-        [Images(map(Path, rollout.images)) for rollout in rollouts]
-        if any(rollout.images for rollout in rollouts)
-        else (),
+        [Images(rollout.images) for rollout in rollouts] if any(rollout.images for rollout in rollouts) else (),
     )
     logps_T = np.concatenate([np.asarray(rollout.logps, np.float32) for rollout in rollouts])
     batch.numbers["rollout_logps"] = logps_T[np.concatenate([rollout.trained_mask for rollout in rollouts])]

@@ -28,7 +28,8 @@ def step_schema(with_images: bool = False) -> pa.Schema:
     ``versions`` is the number of training steps of the policy that sampled each token, ``group`` the prompt's index among
     all that the run has drawn, ``used`` whether the completion was trained on, ``rewards`` the results of the rewards in the
     recipe's order, and ``reward`` their total, null where the completion was not used. Where a reward is missing,
-    ``rewards`` holds null and ``failures`` the reason; ``failures`` is null where none is missing.
+    ``rewards`` holds null and ``failures`` the reason; ``failures`` is null where none is missing. The column ``images`` has
+    the digests of files in the data set of the run's prompts; no trajectories have these files.
     """
     import pyarrow as pa
 
@@ -56,14 +57,15 @@ def step_schema(with_images: bool = False) -> pa.Schema:
 class Trajectories:
     """Writes one step at a time, in a thread of its own."""
 
-    def __init__(self, folder: Path, config: TrajectoriesConfig, steps: int) -> None:
-        """``steps`` of the whole run."""
+    def __init__(self, folder: Path, config: TrajectoriesConfig, steps: int, with_images: bool = False) -> None:
+        """``steps`` of the whole run; ``with_images`` if any of its prompts has some, because all steps have one schema."""
         folder.mkdir(exist_ok=True)
         for unfinished in folder.glob("*.partial"):
             unfinished.unlink()
         self.folder = folder
         self.config = config
         self.steps = steps
+        self.schema = step_schema(with_images)
         self._thread = ThreadPoolExecutor(1, "trajectories")
         self._writing: Future[None] | None = None
 
@@ -79,8 +81,7 @@ class Trajectories:
         self._writing = self._thread.submit(self._write, step, rollouts, batch)
 
     def _write(self, step: int, rollouts: Sequence[Rollout], batch: StepData | None) -> None:
-        schema = step_schema(any(rollout.images for rollout in rollouts))
-        write_columns(_columns(rollouts, batch, schema), schema, self._file(step))
+        write_columns(_columns(rollouts, batch, self.schema), self.schema, self._file(step))
 
     def drop(self, step: int) -> None:
         """Delete the file of a step that failed before the run was resumed."""

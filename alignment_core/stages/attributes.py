@@ -13,7 +13,7 @@ from alignment_core.data.rows_file import ROWS
 from alignment_core.errors import DataError
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.recipes.sections.conditional_sft import AttributeConfig
-from alignment_core.rollout.images import pass_images_on
+from alignment_core.rollout.images import copy_images
 from alignment_core.rollout.schemas import read_rollouts, read_scores
 
 
@@ -82,7 +82,7 @@ def run(context: StageContext, config: AttributesConfig) -> dict[str, Any]:
             given |= {"tools": tools} if (tools := tools_of(row)) else {}
             labels = {name: texts[number] for name, texts in written.items()}
             file.write(json.dumps({**given, **labels}, ensure_ascii=False) + "\n")
-    pass_images_on((row for row, _ in rows), context.inputs["rollouts"], context.output)
+    copy_images((row for row, _ in rows), context.inputs["rollouts"], context.output)
     (context.output / "statistics.json").write_text(
         json.dumps({"edges": edges, "metrics": metrics}, indent=2, sort_keys=True) + "\n"
     )

@@ -22,7 +22,7 @@ from alignment_core.inference.completions import Completions
 from alignment_core.inference.decoding import Decoding
 from alignment_core.inference.engine import Engine, EngineRequest
 from alignment_core.recipes import GenerationConfig
-from alignment_core.rollout.images import have_images, images_of, pass_images_on, with_paths
+from alignment_core.rollout.images import copy_images, have_images, images_of, with_paths
 from alignment_core.rollout.lengths import check_length
 from alignment_core.rollout.schemas import rollout_schema, shard_rows, write_table
 
@@ -66,7 +66,7 @@ def run(context: StageContext, config: GenerateConfig) -> dict[str, Any]:
     pass_chat_template_on(context.inputs["prompts"], context.output)
     for number in range(len(shards)):
         _shard(context.output, number).write_bytes(_shard(context.progress, number).read_bytes())
-    pass_images_on(prompts, context.inputs["prompts"], context.output)
+    copy_images(prompts, context.inputs["prompts"], context.output)
     completions = len(prompts) * config.generation.num_generations
     notes = {"warnings": warnings} if warnings else {}
     return {"prompts": len(prompts), "completions": completions, **metrics, **notes}

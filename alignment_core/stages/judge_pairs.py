@@ -10,7 +10,7 @@ from operator import methodcaller
 from typing import Any
 
 from alignment_core.credentials import with_path
-from alignment_core.errors import DataError
+from alignment_core.errors import DataError, UserError
 from alignment_core.evaluation.files import VERDICTS
 from alignment_core.evaluation.metric_names import titles
 from alignment_core.evaluation.statistics import check_same_prompts
@@ -21,6 +21,7 @@ from alignment_core.recipes.sections.pairwise_judge import PairwiseJudgeConfig
 from alignment_core.rewards.endpoint import Endpoint
 from alignment_core.rewards.llm_judge import answer_of, conversation, filled, reads, request, text_in
 from alignment_core.rewards.results import Account, numbers
+from alignment_core.rollout.images import have_images
 from alignment_core.rollout.schemas import read_rollouts
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,10 @@ BLOCK = 256
 """Questions per block of saved answers; a kill loses at most one block. The last answers of a block are waited for, so it is
 larger than the usual number of concurrent requests."""
 FIELD = "evaluation.judge"
+NO_IMAGES = (
+    f"{FIELD}: it reads text, and prompts have images: leave it out, and compare the policies by a reward model that reads "
+    "images or a function (`evaluation.rewards`), or by a verifier"
+)
 SERVED = "judge"
 """Name of the model on the stage's own server."""
 WORTH = {"A": 1.0, "B": 0.0}
@@ -53,10 +58,13 @@ class JudgePairsConfig(StageConfig):
 
 
 def run(context: StageContext, config: JudgePairsConfig) -> dict[str, Any]:
+    """Raises UserError for prompts with images."""
     of_policy, of_baseline = (
         _by_prompt(context, role, config.judge.pairs_per_prompt) for role in ("rollouts", "baseline")
     )
     check_same_prompts(of_policy, of_baseline)
+    if any(have_images(rows) for rows in of_policy.values()):
+        raise UserError(NO_IMAGES)
     pairs = [
         (own, other) for prompt in of_policy for own, other in zip(of_policy[prompt], of_baseline[prompt], strict=False)
     ]

@@ -16,7 +16,7 @@ from alignment_core.errors import DataError
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.recipes.sections.rejection_sampling import BestConfig
 from alignment_core.rollout.best import lowest_kept, select_best
-from alignment_core.rollout.images import digests_of, have_images, images_of, pass_images_on
+from alignment_core.rollout.images import copy_images, digests_of, have_images, images_of
 from alignment_core.rollout.origins import write_origins_of_best
 from alignment_core.rollout.schemas import read_rollouts, read_scores, write_table
 
@@ -62,8 +62,8 @@ def run(context: StageContext, config: SelectBestConfig) -> dict[str, Any]:
     rows = [*earlier, *(_demonstration(row) for row, _ in kept)] if kept else []
     pass_chat_template_on(context.inputs["rollouts"], context.output)
     if "earlier" in context.inputs:
-        pass_images_on(earlier, context.inputs["earlier"], context.output)
-    pass_images_on([row for row, _ in kept], context.inputs["rollouts"], context.output)
+        copy_images(earlier, context.inputs["earlier"], context.output)
+    copy_images([row for row, _ in kept], context.inputs["rollouts"], context.output)
     columns = {**KIND.columns, IMAGES: "texts"} if have_images(rows) else KIND.columns
     write_table(rows, schema(columns), context.output / "train.parquet")
     if kept:

@@ -13,7 +13,7 @@ from alignment_core.data.turn_end import pass_chat_template_on
 from alignment_core.errors import DataError
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.recipes import SelectionConfig
-from alignment_core.rollout.images import digests_of, have_images, pass_images_on
+from alignment_core.rollout.images import copy_images, digests_of, have_images
 from alignment_core.rollout.origins import write_origins_of_pairs
 from alignment_core.rollout.schemas import read_rollouts, read_scores, write_table
 from alignment_core.rollout.selection import select_pairs
@@ -60,7 +60,7 @@ def run(context: StageContext, config: SelectPairsConfig) -> dict[str, Any]:
     if not pairs:
         raise DataError(_no_pairs(dropped))
     pass_chat_template_on(context.inputs["rollouts"], context.output)
-    pass_images_on([chosen for chosen, _ in pairs], context.inputs["rollouts"], context.output)
+    copy_images([chosen for chosen, _ in pairs], context.inputs["rollouts"], context.output)
     selected = [_pair(*pair) for pair in pairs]
     columns = {**KIND.columns, IMAGES: "texts"} if have_images(selected) else KIND.columns
     write_table(selected, schema(columns), context.output / "train.parquet")

@@ -11,19 +11,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alignment_core.data.context import embedding_rows
+from alignment_core.data.images import COLUMN as IMAGES
+from alignment_core.data.images import FOLDER
 from alignment_core.data.turn_end import pass_chat_template_on
-from alignment_core.errors import DataError, NumericError
+from alignment_core.errors import DataError, NumericError, UserError
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.files import write_whole
+from alignment_core.rollout.images import copy_images, digests_of, have_images
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from alignment_core.models.microbatch import Row
+    from alignment_core.models.microbatch import Images, Row
     from alignment_core.training.teacher import Prediction
 
 BLOCK = 64
 """Rows per block of one rank; a kill loses at most one block per rank."""
+NO_IMAGES = (
+    "distillation.teacher.model: the text has images, and {name} reads none: give an image-text model with the student's "
+    "tokenizer"
+)
+"""Why a teacher is refused; ``name`` is its name in the sentence."""
 
 
 class TeacherLogpsConfig(StageConfig):
@@ -36,13 +44,17 @@ class TeacherLogpsConfig(StageConfig):
 
 
 def run(context: StageContext, config: TeacherLogpsConfig) -> dict[str, Any]:
+    """Raises UserError for rows with images and a teacher that reads none, or reads them as other tokens than the student."""
     files = _files(context)
-    source = "rollouts" if "rollouts" in context.inputs else "data"
-    pass_chat_template_on(context.inputs[source], context.output)
+    source = context.inputs["rollouts" if "rollouts" in context.inputs else "data"]
+    pass_chat_template_on(source, context.output)
+    for file in files.values():
+        _check_images(context, source, _image_rows(file, "input_ids"))
+        copy_images(_image_rows(file), source, context.output)
     rows: dict[str, int] = {}
     with context.machines.trainers(context.ticket) as trainers:
         for split, file in files.items():
-            parts = _parts(context, config, trainers, split, file)
+            parts = _parts(context, config, trainers, split, file, source)
             rows[split] = _write(file, _predictions(file, parts, split), context.output / f"{split}.parquet")
     return {"rows": sum(rows.values()), "train_rows": rows["train"]}
 
@@ -70,22 +82,58 @@ def _of_rollouts(context: StageContext) -> pa.Table:
     from alignment_core.data.tables import schema
     from alignment_core.rollout.schemas import read_rollouts
 
+    completions = read_rollouts(context.inputs["rollouts"])
+    columns = {**KIND.columns, IMAGES: "texts"} if have_images(completions) else KIND.columns
     rows = [
         {
             "input_ids": np.concatenate([row["prompt_ids"], row["completion_ids"]]),
             "loss_mask": np.repeat(np.array([0, 1], np.int8), [len(row["prompt_ids"]), len(row["completion_ids"])]),
             "text": row["prompt_text"] + row["completion_text"],
             "source": row["source"],
+            IMAGES: digests_of(row),
         }
-        for row in read_rollouts(context.inputs["rollouts"])
+        for row in completions
         if len(row["completion_ids"])
     ]
     if not rows:
         raise DataError("the student's completions are all empty, so there is nothing to compare")
-    return pa.Table.from_pylist(rows, schema(KIND.columns))
+    return pa.Table.from_pylist(rows, schema(columns))
 
 
-def _parts(context: StageContext, config: TeacherLogpsConfig, trainers: Any, split: str, file: Path) -> list[Path]:
+def _image_rows(file: Path, *columns: str) -> Iterator[dict[str, Any]]:
+    """The digests of the images, and these columns, of each row of a Parquet file that has images."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(file, pre_buffer=False) as table:
+        if IMAGES in table.schema_arrow.names:
+            for block in table.iter_batches(BLOCK, columns=[IMAGES, *columns]):
+                yield from (row for row in block.to_pylist() if row[IMAGES])
+
+
+def _check_images(context: StageContext, source: Path, rows: Iterator[dict[str, Any]]) -> None:
+    """Raise UserError for a teacher that does not read the images of the first block of ``rows`` as the student does."""
+    first = list(islice(rows, BLOCK))
+    if not first:
+        return
+    teacher = context.model("model")
+    name = teacher.reference.short
+    processor = teacher.image_processor()
+    if processor is None:
+        raise UserError(NO_IMAGES.format(name=name))
+    for row in first:
+        images = [source / FOLDER / digest for digest in row[IMAGES]]
+        tokens = [processor.expand(processor.placeholder, [image]).count(processor.image_token_id) for image in images]
+        places = row["input_ids"].count(processor.image_token_id)
+        if places != sum(tokens):
+            raise UserError(
+                f"distillation.teacher.model: images of a row take {sum(tokens)} tokens for {name}, and {places} for the "
+                "student: give a teacher whose processor makes as many of an image"
+            )
+
+
+def _parts(
+    context: StageContext, config: TeacherLogpsConfig, trainers: Any, split: str, file: Path, source: Path
+) -> list[Path]:
     """Files in the stage's progress with the teacher's predictions, one for each block of rows of a Parquet file."""
     import pyarrow.parquet as pq
 
@@ -104,7 +152,7 @@ def _parts(context: StageContext, config: TeacherLogpsConfig, trainers: Any, spl
         job = TeacherJob(context.model("model"), config.top_k, config.bf16, embeddings, have_images(file))
         ranks = open_job(trainers, job, context.resources)
         numbered = ((number, block) for number, block in enumerate(_blocks(file)) if number in left)
-        calls = ((number, call(Teacher.run, block)) for number, block in numbered)
+        calls = ((number, call(Teacher.run, block, _images(block, source))) for number, block in numbered)
         for number, results in run_blocks(ranks, calls, context.resources):
             by_row = {row: prediction for result in results for row, prediction in result.items()}
             ids, logps = (np.concatenate([by_row[row][place] for row in sorted(by_row)]) for place in (0, 1))
@@ -123,6 +171,14 @@ def _predictions(file: Path, parts: list[Path], split: str) -> Iterator[Predicti
             raise NumericError(f"the teacher's log-probabilities of the {split} rows are not finite")
         ends = np.cumsum([int(row.sequences[0].targets.sum()) for row in block])[:-1]
         yield from zip(np.split(ids, ends), np.split(logps, ends), strict=True)
+
+
+def _images(rows: list[Row], source: Path) -> list[Images]:
+    """The files of the images of each row in the artifact ``source``; empty if no row has one."""
+    from alignment_core.models.microbatch import Images
+
+    names = [[Path(image).name for image in row.sequences[0].images] for row in rows]
+    return [Images(source / FOLDER / name for name in of_row) for of_row in names] if any(names) else []
 
 
 def _blocks(file: Path) -> Iterator[list[Row]]:

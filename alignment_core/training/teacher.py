@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from alignment_core.cluster.device import Device
 from alignment_core.memory import memory_explained
-from alignment_core.models.microbatch import Row
+from alignment_core.models.microbatch import Images, Row
 from alignment_core.models.model_ref import Model
 from alignment_core.models.packed import run_packed
 from alignment_core.recipes import ResourcesConfig
@@ -55,9 +55,11 @@ class Teacher:
         tokens = max(job.model.tokenizer().get_vocab().values()) + 1
         packed.vocabulary.tokens = tokens if job.embeddings is None else min(tokens, job.embeddings)
 
-    def run(self, rows: Sequence[Row]) -> dict[int, Prediction]:
+    def run(self, rows: Sequence[Row], images: Sequence[Images] = ()) -> dict[int, Prediction]:
         """For each row of one sequence, by its number, the likeliest tokens of each target, the most likely first; if ranks
-        compute together, for this rank's rows."""
+        compute together, for this rank's rows. ``images`` are those of each row, if any has some."""
+        if images:
+            rows = [_with_images(row, files) for row, files in zip(rows, images, strict=True)]
         predictions: dict[int, Prediction] = {}
         for micro in self.frozen.packs(rows):
             with torch.no_grad():
@@ -72,3 +74,8 @@ class Teacher:
     def close(self) -> None:
         """Free the model's memory."""
         self.frozen.close()
+
+
+def _with_images(row: Row, files: Images) -> Row:
+    (sequence,) = row.sequences
+    return replace(row, sequences=(replace(sequence, images=tuple(map(str, files))),))

@@ -15,6 +15,12 @@ import pytest
 from alignment_core.artifacts import Reference, Store, open_store
 from alignment_core.artifacts.portable_paths import home_id, placed, receive, send, share
 from alignment_core.models.model_ref import Model
+from alignment_core.recipes import GenerationConfig
+from alignment_core.rewards.scoring_actors import pairs_of
+from alignment_core.rollout.images import with_paths
+from alignment_core.rollout.prompt_schedule import PromptSchedule
+from alignment_core.rollout.rollout import to_batch
+from tests.rollout.rollouts import rollout
 
 Elsewhere = Callable[[str, object], Any]
 
@@ -62,6 +68,28 @@ def test_an_unpickled_path_fetches_its_artifact_into_the_local_cache(
     folder, content = elsewhere(code, (Model(path, artifact), path / "train.parquet"))
     assert content == b"rows"
     assert Path(folder).is_relative_to(tmp_path / "other" / "stores")
+
+
+def test_images_of_prompts_are_fetched_where_they_are_sampled_scored_and_trained(
+    shared: Store, elsewhere: Elsewhere, tmp_path: Path
+) -> None:
+    digest = "a" * 64
+    (tmp_path / "data" / "images").mkdir(parents=True)
+    (tmp_path / "data" / "images" / digest).write_bytes(b"pixels")
+    data = placed(shared, shared.fetch(shared.publish(tmp_path / "data", "dataset")))
+    rows = with_paths([{"prompt_ids": [1, 2], "images": [digest]}], data)
+    config = GenerationConfig(num_generations=1, max_completion_length=4)
+    schedule = PromptSchedule(rows, config, seed=0, shuffle=False)
+    request = schedule.request(schedule.episodes(0)[0])
+    completion = rollout([True], images=request.images)
+    code = """
+from pathlib import Path
+request, batch, pairs = given
+images = [*request.images, *batch.rows()[0].sequences[0].images, *pairs[0][-1]]
+result = [Path(image).read_bytes() for image in images], str(images[0])"""
+    contents, path = elsewhere(code, (request, to_batch([completion]), pairs_of([completion.row()])))
+    assert contents == [b"pixels"] * 3
+    assert Path(path).is_relative_to(tmp_path / "other" / "stores")
 
 
 def test_files_written_elsewhere_return_through_the_store_and_leave_nothing_behind(

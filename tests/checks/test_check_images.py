@@ -71,3 +71,41 @@ def test_a_recipe_is_checked_with_its_model(store: Any, model: Path, pairs: Path
     assert look(store, {**recipe, "model": {"name": str(model)}}).problems == []
     (problem,) = look(store, {**recipe, "model": {"scratch": {"hidden_size": 64, "num_attention_heads": 2}}}).problems
     assert "pairs.jsonl:1: `prompt[0].content[0]` is a part of the type 'image', and only text is read here" in problem
+
+
+TEXT = {"scratch": {"hidden_size": 64, "num_attention_heads": 2}}
+
+
+@pytest.mark.slow
+def test_judges_rewards_and_teachers_that_see_no_images_are_named(
+    store: Any, model: Path, pairs: Path, tmp_path: Path
+) -> None:
+    rows = {"path": str(pairs)}
+    scores_text = tmp_path / "reward"
+    scores_text.mkdir()
+    shape = {"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]}
+    (scores_text / "config.json").write_text(json.dumps(shape))
+    evaluation = {
+        "prompts": rows,
+        "generation": {"max_completion_length": 4},
+        "judge": {"judge": "http://127.0.0.1:1/v1", "judge_model": "m"},
+        "rewards": [{"reward_model": str(scores_text)}],
+    }
+    base = {"name": "demo", "model": {"name": str(model)}}
+    found = look(
+        store, {**base, "method": "evaluate", "models": {"other": {"name": str(model)}}, "evaluation": evaluation}
+    )
+    assert sorted(problem.partition(":")[0] for problem in found.problems) == [
+        "evaluation.judge",
+        "evaluation.rewards.0.reward_model",
+    ]
+    assert all("prompts have images" in problem for problem in found.problems)
+    prompted: dict[str, Any] = {
+        **base,
+        "method": "distillation",
+        "distillation": {"teacher": {"model": TEXT}, "on_policy": {"prompts": rows}},
+    }
+    (problem,) = look(store, prompted).problems
+    assert problem.startswith("distillation.teacher.model: the text has images, and the teacher reads none")
+    prompted["distillation"]["teacher"]["model"] = {"name": str(model)}
+    assert look(store, prompted).problems == []

@@ -175,6 +175,35 @@ def test_the_time_limit_of_an_episode_is_that_of_its_environment_and_not_of_samp
         assert str(episode.failure) == "took more than 2 seconds in all (rl.environment.episode_seconds)"
 
 
+@pytest.mark.parametrize("first", [None, "<|image_pad|>"], ids=["step", "reset"])
+def test_an_episode_whose_environment_writes_the_token_of_an_image_fails(
+    first: str | None, tokenizer: Any, tmp_path: Path
+) -> None:
+    """For which there is no image: engines and trainers fail to read it."""
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|image_pad|>"]})
+    (tmp_path / "env.py").write_text(SAYS_ITS_OPTION)
+    options = {"observation": "a <|image_pad|>", "first": first}
+    config = EnvironmentConfig(name=f"{tmp_path / 'env.py'}:Env", options=options, max_turns=3)
+    image = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "a"}], add_generation_prompt=True, tokenize=False
+    )
+    row = {"prompt": prompt, "label": None, "prompt_ids": tokenizer(prompt)["input_ids"]}
+    episode = Episode(0, 0, 0, row, most_tokens=1000)
+    with closing(Environments(config, tokenizer, processes=1, timeout=20, image_tokens=[image])) as environments:
+        environments.answer_all([episode])
+        if first is None:
+            assert episode.failure is None
+            turn = np.array(tokenizer("hello<|im_end|>")["input_ids"], np.int32)
+            episode.append_turn(Completion(turn, np.zeros(len(turn)), np.zeros(len(turn), np.int32), "stop"))
+            environments.answer_all([episode])
+    assert episode.over
+    assert episode.failure is not None
+    assert episode.failure.reason == "wrong_shape"
+    assert str(episode.failure) == "returned a text with a token that stands for an image, a video or a sound"
+    assert image not in [*episode.prompt_ids, *episode.ids.tolist()]
+
+
 def test_processes_work_at_the_same_time(tokenizer: Any, tmp_path: Path) -> None:
     (tmp_path / "env.py").write_text(WAITS_FOR_THE_OTHER_PROCESS)
     (tmp_path / "met").mkdir()

@@ -40,7 +40,7 @@ class Case:
 
     models: dict[str, Path]
     prompts: list[list[int]]
-    images: list[list[str]]
+    images: list[list[Path]]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -59,7 +59,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         f"<user>{' and '.join([processor.placeholder] * len(of_prompt))}: what?<assistant>" for of_prompt in images
     ]
     prompts = [processor.expand(text, of_prompt) for text, of_prompt in zip(texts, images, strict=True)]
-    return Case(models, prompts, [[str(file) for file in of_prompt] for of_prompt in images])
+    return Case(models, prompts, images)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def plain_logps(model: Path, case: Case, number: int, ids: Sequence[int]) -> np.
     processor = ImageProcessor.of(model)
     assert processor is not None
     if images:
-        inputs = dict(processor.tensors([Path(image) for image in images]))
+        inputs = dict(processor.tensors(images))
         if "mm_token_type_ids" in inspect.signature(lm.forward).parameters:
             inputs["mm_token_type_ids"] = (input_ids == processor.image_token_id).int()
     with torch.no_grad():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +13,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from alignment_core.artifacts import Reference
 from alignment_core.environments.episode import Episode
 from alignment_core.errors import UserError
 from alignment_core.inference.images import MODULES, _stand_in, never_sampled, without_torchvision
+from alignment_core.models.load_tokenizer import load_tokenizer
+from alignment_core.models.model_ref import Model
 from alignment_core.recipes import GenerationConfig, ResourcesConfig, SelectionConfig
 from alignment_core.recipes.sections.rejection_sampling import BestConfig
 from alignment_core.recipes.sections.rewards import CHOICE
@@ -27,6 +31,7 @@ from alignment_core.rollout.rollout import to_batch
 from alignment_core.rollout.schemas import SCORES, read_rollouts, rollout_schema, score_schema, write_table
 from alignment_core.rollout.trajectories import Trajectories
 from alignment_core.stages import select_best, select_pairs
+from tests.images import QWEN_IMAGE, TEMPLATE, tiny_llava, tiny_qwen_vl
 from tests.rollout.rollouts import rollout
 
 RED, BLUE = "a" * 64, "b" * 64
@@ -37,7 +42,7 @@ def test_a_request_has_the_files_of_its_prompt(tmp_path: Path) -> None:
     schedule = PromptSchedule(rows, GenerationConfig(num_generations=1, max_completion_length=4), seed=0, shuffle=False)
     requests = [schedule.request(episode) for draw in range(2) for episode in schedule.episodes(draw)]
     assert [request.images for request in requests] == [
-        (str(tmp_path / "images" / RED), str(tmp_path / "images" / BLUE)),
+        (tmp_path / "images" / RED, tmp_path / "images" / BLUE),
         (),
     ]
     assert have_images(rows)
@@ -45,27 +50,30 @@ def test_a_request_has_the_files_of_its_prompt(tmp_path: Path) -> None:
 
 
 def test_trainers_get_the_files_of_each_completion() -> None:
-    rollouts = [rollout([True], images=("x/red", "x/blue")), rollout([True, True], group=1)]
+    rollouts = [rollout([True], images=(Path("x/red"), Path("x/blue"))), rollout([True, True], group=1)]
     assert [row.sequences[0].images for row in to_batch(rollouts).rows()] == [("x/red", "x/blue"), ()]
     assert [row.sequences[0].images for row in to_batch(rollouts[1:]).rows()] == [()]
 
 
 def test_an_episode_keeps_its_images_when_it_begins_again() -> None:
-    episode = Episode(0, 0, 0, {"prompt_ids": [1], "images": ("x/red",)}, 4)
+    episode = Episode(0, 0, 0, {"prompt_ids": [1], "images": (Path("x/red"),)}, 4)
     episode.restart()
-    assert episode.images == ("x/red",)
+    assert episode.images == (Path("x/red"),)
 
 
 def test_trajectories_name_images_by_their_digests_and_have_no_column_without(tmp_path: Path) -> None:
-    for name, rollouts in {
-        "images": [rollout([True], used=True, images=(f"x/{RED}",)), rollout([True], used=True)],
-        "text": [rollout([True], used=True)],
-    }.items():
-        with closing(Trajectories(tmp_path / name, TrajectoriesConfig(), 1)) as written:
-            written.write(0, rollouts, to_batch(rollouts))
-    of_images, of_text = (pq.read_table(tmp_path / name / "step-000000.parquet") for name in ("images", "text"))
-    assert of_images.column("images").to_pylist() == [[RED], []]
-    assert "images" not in of_text.column_names
+    """All steps of a run have one schema, whether the prompts of a step have images or not."""
+    image, text = rollout([True], used=True, images=(Path("x", RED),)), rollout([True], used=True)
+    steps = [[image, text], [text]]
+    for with_images in (True, False):
+        folder = tmp_path / str(with_images)
+        with closing(Trajectories(folder, TrajectoriesConfig(), 2, with_images)) as written:
+            for number, rollouts in enumerate(steps):
+                written.write(number, rollouts, to_batch(rollouts))
+        tables = [pq.read_table(file) for file in sorted(folder.iterdir())]
+        assert tables[0].schema == tables[1].schema
+        columns = [table.column("images").to_pylist() for table in tables if "images" in table.column_names]
+        assert columns == ([[[RED], []], [[]]] if with_images else [])
 
 
 @pytest.fixture
@@ -114,7 +122,15 @@ def test_selected_rows_keep_their_images(folders: dict[str, Path], stage: Any, c
 
 def test_paths_of_rollouts_lead_to_their_files(folders: dict[str, Path]) -> None:
     rows = with_paths(read_rollouts(folders["rollouts"]), folders["rollouts"])
-    assert [Path(image).read_text() for row in rows for image in row["images"]] == [RED, RED, BLUE, BLUE]
+    assert [image.read_text() for row in rows for image in row["images"]] == [RED, RED, BLUE, BLUE]
+
+
+def test_rows_without_an_image_beside_others_have_no_paths(folders: dict[str, Path]) -> None:
+    rows = [{**row, "images": () if row["prompt"] else row["images"]} for row in read_rollouts(folders["rollouts"])]
+    write_table(rows, rollout_schema(with_images=True), folders["rollouts"] / "shard-00000.parquet")
+    images = [row["images"] for row in with_paths(read_rollouts(folders["rollouts"]), folders["rollouts"])]
+    assert images[2:] == [(), ()]
+    assert [image.name for image in images[0]] == [RED]
 
 
 def test_rows_of_text_have_no_column_of_images(folders: dict[str, Path]) -> None:
@@ -152,6 +168,38 @@ def test_rewards_that_read_text_are_refused(given: dict[str, str]) -> None:
     field = rf"^rl\.rewards\.0\.{next(iter(given))}: it reads text, and prompts have images"
     with pytest.raises(UserError, match=field):
         RewardSources([CHOICE.validate(given)], opening, {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "template", "says"),
+    [
+        (tiny_qwen_vl, None, None),
+        (tiny_qwen_vl, TEMPLATE, "has another chat template than the prompts, so it would read text alone"),
+        (tiny_llava, None, "has another tokenizer than the policy, so it would read text alone"),
+        (None, None, "prompts have images, and .* reads none: use an image-text model"),
+    ],
+    ids=["same", "template", "tokenizer", "text"],
+)
+def test_a_reward_model_that_would_not_see_images_is_refused_before_actors_start(
+    kind: Any, template: str | None, says: str | None, tmp_path: Path
+) -> None:
+    policy = tiny_qwen_vl(tmp_path / "policy")
+    judge = (kind or tiny_qwen_vl)(tmp_path / "judge")
+    if kind is None:
+        (judge / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    if template:
+        tokenizer = load_tokenizer(judge)
+        tokenizer.chat_template = template.replace("IMAGE", QWEN_IMAGE).replace("<assistant>", "<answer>")
+        tokenizer.save_pretrained(judge)
+    opening = Opening(
+        "rl.rewards", ResourcesConfig(), tokenizer=load_tokenizer(policy), prompts=[{"images": (Path("x/red"),)}]
+    )
+    models = {0: Model(judge, Reference("model", "a" * 64))}
+    refused: Any = (
+        pytest.raises(UserError, match=rf"^rl\.rewards\.0\.reward_model: .*{says}") if says else nullcontext()
+    )
+    with refused:
+        RewardSources([CHOICE.validate({"reward_model": "./judge"})], opening, models)
 
 
 def test_workers_of_a_parallel_engine_need_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from alignment_core.data.messages import user
-from alignment_core.errors import DataError
+from alignment_core.errors import DataError, UserError
 from alignment_core.execution.scheduling import FIRST
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.pairwise_judge import PairwiseJudgeConfig
@@ -30,7 +30,9 @@ MINE = {0: ["long answer", "a"], 1: ["same"], 2: ["x"], 3: ["first"]}
 THEIRS = {0: ["short", "b"], 1: ["same"], 2: ["xxxx"], 3: ["other"]}
 
 
-def rollouts(folder: Path, completions: dict[int, list[str]], condition: str = "") -> Path:
+def rollouts(
+    folder: Path, completions: dict[int, list[str]], condition: str = "", images: list[str] | None = None
+) -> Path:
     folder.mkdir()
     rows = [
         {
@@ -43,12 +45,21 @@ def rollouts(folder: Path, completions: dict[int, list[str]], condition: str = "
             "prompt_text": f"prompt {prompt}{condition}",
             "completion_text": text,
             "source": f"p:{prompt}",
+            "images": images,
         }
         for prompt, texts in completions.items()
         for sample, text in enumerate(texts)
     ]
-    write_table(rows, rollout_schema(), folder / "shard-0.parquet")
+    write_table(rows, rollout_schema(with_images=images is not None), folder / "shard-0.parquet")
     return folder
+
+
+def test_prompts_with_images_are_refused_before_the_judge_is_called(tmp_path: Path) -> None:
+    shown = rollouts(tmp_path / "shown", MINE, images=["a" * 64])
+    context: Any = SimpleNamespace(inputs={"rollouts": shown, "baseline": shown})
+    config = JudgePairsConfig(judge=PairwiseJudgeConfig(judge="http://127.0.0.1:1/v1", judge_model="j"))  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"^evaluation\.judge: it reads text, and prompts have images: leave it out"):
+        run(context, config)
 
 
 def longer(content: dict[str, Any]) -> tuple[int, bytes]:

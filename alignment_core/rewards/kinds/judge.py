@@ -141,4 +141,5 @@ REWARD = RewardKind(
     content=_content,
     code=lambda reward: ("alignment_core.rewards.llm_judge",),
     kept=True,
+    reads_text=True,
 )

@@ -60,4 +60,5 @@ REWARD = RewardKind(
     code=lambda reward: ("alignment_core.rewards.process_reward", "alignment_core.data.steps"),
     packages=lambda reward: ("jinja2", "tokenizers", "torch", "transformers"),
     actors=True,
+    reads_text=True,
 )

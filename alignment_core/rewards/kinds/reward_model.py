@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from alignment_core.recipes.sections.model import ModelConfig
 from alignment_core.recipes.sections.rewards import RewardConfig
 from alignment_core.rewards.base import RewardKind, content_without_model
-from alignment_core.rewards.model_reward import Judge
+from alignment_core.rewards.model_reward import Judge, check_reads_images
 
 
 class ModelReward(RewardConfig):
@@ -32,4 +32,5 @@ REWARD = RewardKind(
     content=content_without_model,
     packages=lambda reward: ("jinja2", "tokenizers", "torch", "transformers"),
     actors=True,
+    check_images=check_reads_images,
 )

@@ -86,4 +86,5 @@ REWARD = RewardKind(
     ),
     packages=lambda reward: ("jinja2", "transformers", "vllm"),
     kept=True,
+    reads_text=True,
 )

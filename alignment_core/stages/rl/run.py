@@ -18,7 +18,9 @@ from alignment_core.execution.metric_window import movement
 from alignment_core.execution.stopwatch import Stopwatch
 from alignment_core.inference.decoding import Decoding
 from alignment_core.inference.engine import EngineRequest
+from alignment_core.inference.images import never_sampled
 from alignment_core.models.model_ref import Model
+from alignment_core.models.saving import read_json
 from alignment_core.recipes.sections.rl import REWARDS_FIELD, RlConfig
 from alignment_core.rewards.model_reward import spread_of
 from alignment_core.rewards.scoring_actors import has_another_tokenizer
@@ -53,9 +55,10 @@ def run_section(context: StageContext, section: RlConfig, shows: Container[str])
     warnings: list[str] = []
     chat_template = chat_template_of_turns(section.environment, context.inputs["prompts"])
     turn_end = Renderer(tokenizer, chat_template, eos_token_ids(policy.path)).turn_end
-    sources = open_sources(context, section, tokenizer, chat_template, turn_end, prompts, warnings)
+    rewarded = [*prompts, *(best.schedule.prompts if best else ())]
+    sources = open_sources(context, section, tokenizer, chat_template, turn_end, rewarded, warnings)
     environments = _environments(context, section, tokenizer, chat_template)
-    longest_prompt = max(len(prompt["prompt_ids"]) for prompt in [*prompts, *(best.schedule.prompts if best else ())])
+    longest_prompt = max(len(prompt["prompt_ids"]) for prompt in rewarded)
     length = longest_prompt + section.generation.max_completion_length
     check_length(policy.path, longest_prompt, length)
     critic = critic_of(context, section, tokenizer, warnings)
@@ -78,7 +81,9 @@ def run_section(context: StageContext, section: RlConfig, shows: Container[str])
     rewards = Rewards(section, sources, watch, context.cost, reward_of_critic(context, section, critic))
     shuffle = shuffles(_table(context.inputs["prompts"]))
     schedule = PromptSchedule(prompts, section.generation, context.seed, shuffle=shuffle)
-    trajectories = Trajectories(context.progress / "trajectories", section.trajectories, section.steps)
+    trajectories = Trajectories(
+        context.progress / "trajectories", section.trajectories, section.steps, have_images(prompts)
+    )
     request = EngineRequest(policy, length, section.training.dtype)
     with (
         closing(trajectories),
@@ -123,6 +128,7 @@ def _environments(
 ) -> Environments | None:
     if section.environment is None:
         return None
+    policy = context.model("policy").path
     return Environments(
         section.environment,
         tokenizer,
@@ -130,7 +136,8 @@ def _environments(
         timeout=context.resources.reward_timeout_seconds,
         load_timeout=context.resources.reward_load_timeout_seconds,
         chat_template=chat_template,
-        eos_token_ids=eos_token_ids(context.model("policy").path),
+        eos_token_ids=eos_token_ids(policy),
+        image_tokens=never_sampled(read_json(policy / "config.json")),
     )
 
 
