@@ -1,0 +1,49 @@
+"""Images that rows name, and faults of the machine, which are none of the rows."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from alignment_core.data.image_reader import ImageReader
+from alignment_core.errors import EnvironmentFault, StoreError, Unavailable
+from tests.conftest import fill
+from tests.images import write_images
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    return write_images(tmp_path / "pictures")["red"]
+
+
+def read(image: str, folder: str | None, kept: Path) -> str:
+    return ImageReader(kept).of_row(lambda: folder)(image, "image")
+
+
+def test_a_full_disk_is_no_fault_of_a_row(image: Path, small_disk: Path) -> None:
+    fill(small_disk)
+    with pytest.raises(EnvironmentFault, match="the disk is full"):
+        read(str(image), ".", small_disk / "kept")
+
+
+@pytest.mark.parametrize(
+    ("number", "fault"), [(errno.ENOSPC, EnvironmentFault), (errno.EMFILE, StoreError), (errno.EIO, Unavailable)]
+)
+@pytest.mark.parametrize("method", ["read_bytes", "write_bytes"])
+def test_faults_of_the_machine_do_not_make_rows_malformed(
+    image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, number: int, fault: type[Exception]
+) -> None:
+    def failing(*_: object) -> None:
+        raise OSError(number, "of the machine")
+
+    monkeypatch.setattr(Path, method, failing)  # no file system has such faults on demand
+    with pytest.raises(fault):
+        read(str(image), ".", tmp_path / "kept")
+
+
+@pytest.mark.parametrize("name", ["none.png", "red.png/none.png", "x" * 300, ".", "a\0b"])
+def test_a_path_without_a_file_makes_its_row_malformed(image: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="`image` "):
+        read(name, str(image.parent), tmp_path / "kept")
