@@ -17,7 +17,7 @@ from urllib.parse import unquote_to_bytes
 from alignment_core.artifacts.os_errors import explained
 from alignment_core.data.images import FOLDER, digest_in
 from alignment_core.errors import EnvironmentFault, UserError, first_line
-from alignment_core.recipes.paths import is_address
+from alignment_core.recipes.paths import SCHEMES, is_address
 
 MOST_BYTES = 64 << 20
 MOST_PIXELS = 64_000_000
@@ -104,15 +104,21 @@ def check_image(encoded: bytes) -> None:
 
 
 def _place(image: str, base: Callable[[], str | None]) -> str:
-    """The path or address of an image."""
+    """The path or address of an image. Raises ValueError for one that these rows may not name: rows that come from elsewhere
+    do not decide which files of this machine are read."""
     folder = base()
     if is_address(image):
+        if (scheme := image.partition("://")[0]) not in SCHEMES:
+            known = ", ".join(f"{name}://" for name in SCHEMES)
+            raise ValueError(f"is the address {image!r}: {scheme}:// is not read; addresses begin with one of {known}")
         if "env:" in image:
             raise ValueError(f"is the address {image!r}: addresses in rows cannot name environment variables")
         return image
     if digest := digest_in(image):
         image = f"{FOLDER}/{digest}"
     if Path(image).is_absolute() and not (folder and is_address(folder)):
+        if folder is None and not _is_downloaded(Path(image)):
+            raise ValueError(f"is the path {image!r}, and these rows are in no folder: give its address or its bytes")
         return image
     if folder is None:
         raise ValueError(f"is the path {image!r}, and these rows are in no folder: give its address or its bytes")
@@ -121,6 +127,15 @@ def _place(image: str, base: Callable[[], str | None]) -> str:
     if image.startswith("/") or ".." in image.split("/"):
         raise ValueError(f"is the path {image!r}: rows at an address name images below their own folder")
     return f"{folder}/{image}"
+
+
+def _is_downloaded(path: Path) -> bool:
+    """Whether ``datasets`` downloaded a file: it puts the paths of such images into rows."""
+    import datasets
+    from huggingface_hub import constants
+
+    folders = (datasets.config.HF_DATASETS_CACHE, datasets.config.DOWNLOADED_DATASETS_PATH, constants.HF_HUB_CACHE)
+    return any(path.resolve().is_relative_to(Path(folder).resolve()) for folder in folders)
 
 
 def _of_file(path: str, named: str) -> bytes:
