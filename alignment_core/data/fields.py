@@ -38,8 +38,8 @@ def without_padding(value: Any) -> Any:
     return [without_padding(item) for item in value] if isinstance(value, list) else value
 
 
-def _lookup(values: Any, column: str) -> Any:
-    """The value of a column; ``turns.0`` and ``meta.answer`` reach into lists and objects."""
+def lookup(values: Any, column: str) -> Any:
+    """The value of a column; ``turns.0`` and ``meta.answer`` reach into lists and objects. ``_ABSENT`` if there is none."""
     if isinstance(values, Mapping) and column in values:
         return values[column]
     for step in column.split("."):
@@ -188,7 +188,7 @@ class Fields:
 
     def _has_something(self, name: str) -> bool:
         """Whether there is something in a column, by its own name."""
-        value = _lookup(self._values, name)
+        value = lookup(self._values, name)
         return value is not _ABSENT and not _is_blank(value)
 
     def tools(self) -> list[dict[str, Any]] | None:
@@ -262,14 +262,14 @@ class Fields:
     def column(self, name: str) -> Any:
         """The value of a column by its own name. Raises ValueError if there is none."""
         self._read.add(name)
-        value = _lookup(self._values, name)
+        value = lookup(self._values, name)
         if value is _ABSENT:
             raise self._absent(name)
         return value
 
     def _get(self, role: str) -> Any:
         self._read.add(self.name(role))
-        return _lookup(self._values, self.name(role))
+        return lookup(self._values, self.name(role))
 
     def _needed(self, role: str) -> Any:
         value = self._get(role)

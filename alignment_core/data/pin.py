@@ -14,6 +14,7 @@ from alignment_core.data import formats
 from alignment_core.data.addresses import RemoteFile
 from alignment_core.data.kinds import Kind
 from alignment_core.data.origins import LocatedRow, origin_of
+from alignment_core.data.pinned_images import digest_of_images
 from alignment_core.data.sample_rows import sample_rows
 from alignment_core.recipes.sections.data import DataSource
 
@@ -75,11 +76,17 @@ class PinnedSource(BaseModel):
             return sample_rows(rows, count, seed, scratch)
         return islice(rows, count)
 
+    def digest_of_images(self) -> str | None:
+        """The present digest of the images that rows of the ``files`` name by paths; None if they name none."""
+        return digest_of_images([Path(file.path) for file in self.files], self.source.columns)
+
 
 _MEANING = {"format", "columns", "split", "subset", "rows", "weight", "options"}
 
 
-def pin(source: DataSource) -> PinnedSource:
-    """Resolve a source. Raises UserError, in one sentence, for anything that could not be read later."""
+def pin(source: DataSource, images: bool = True) -> PinnedSource:
+    """Resolve a source; ``images`` says whether its rows may have any. Raises UserError, in one sentence, for anything that
+    could not be read later."""
     formats.check_columns(source.columns)
-    return PinnedSource(source=source, **origin_of(source).pin(source))
+    pinned = PinnedSource(source=source, **origin_of(source).pin(source))
+    return pinned.model_copy(update={"images": pinned.digest_of_images()}) if images and pinned.files else pinned

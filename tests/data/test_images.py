@@ -23,7 +23,7 @@ from alignment_core.data.template import Renderer
 from alignment_core.errors import DataError
 from alignment_core.models.images import ImageProcessor
 from alignment_core.models.load_tokenizer import load_tokenizer
-from alignment_core.recipes.sections.data import DataConfig, DataSource
+from alignment_core.recipes.sections.data import DataConfig
 from tests.images import tiny_llava, tiny_qwen_vl, write_images
 from tests.servers.files import FileServer
 
@@ -445,30 +445,6 @@ def test_images_for_a_model_of_text_are_refused(
     config = DataConfig.model_validate({"path": str(path)})
     with pytest.raises(DataError, match="images need an image-text model"):
         build(config, [pin(source) for source in config.sources], load_tokenizer(models("qwen")), "demonstrations", 0)
-
-
-def test_the_content_of_local_images_is_part_of_what_a_source_stands_for(
-    images: dict[str, Path], tmp_path: Path
-) -> None:
-    source = DataSource.model_validate({"path": str(tmp_path / "rows.jsonl")})
-
-    def content(*rows: Row) -> Row:
-        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return pin(source).content()
-
-    part = {"messages": [question({"type": "image", "image": "pictures/red.png"}), answer("red")]}
-    for row in (part, {"prompt": "Which?", "images": ["pictures/red.png"], "completion": "red"}):
-        before = content(row)
-        assert content(row) == before
-        red = images["red"].read_bytes()
-        images["red"].write_bytes(images["blue"].read_bytes())
-        assert content(row)["files"] == before["files"]
-        assert content(row)["images"] != before["images"]
-        images["red"].write_bytes(red)
-    said = {"prompt": 'He said "image": and "images" to the \\"image\\"', "completion": "a"}
-    address = {"prompt": "Which?", "images": ["https://example.org/a.png"], "completion": "a"}
-    assert "images" not in content(said)
-    assert "images" not in content(address)
 
 
 def test_images_of_rows_in_the_artifact_of_a_stage_are_found_by_their_digests(
