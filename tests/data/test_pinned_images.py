@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from alignment_core.canonical import digest_of_file
-from alignment_core.data import pinned_images
+from alignment_core.data import kinds, pinned_images
 from alignment_core.data.pin import PinnedSource, pin
+from alignment_core.errors import DataError
 from alignment_core.recipes.sections.data import DataSource
 from tests.images import write_images
 
@@ -129,3 +130,18 @@ def test_an_image_is_read_once_while_it_stays_the_same(
     images["red"].write_bytes(images["wide"].read_bytes())
     assert pinned(path) != first
     assert read == [images["red"]] * 2
+
+
+@pytest.mark.parametrize("becomes", ["blue", None])
+def test_an_image_that_changes_behind_pinning_fails_as_a_changed_file_does(
+    images: dict[str, Path], tmp_path: Path, becomes: str | None
+) -> None:
+    source = pinned(jsonl([{"prompt": "Which?", "image": IMAGE}], tmp_path))
+    kind = kinds.load("prompts")
+    assert len(list(source.read(0, 0, kind))) == 1
+    if becomes:
+        images["red"].write_bytes(images[becomes].read_bytes())
+    else:
+        images["red"].unlink()
+    with pytest.raises(DataError, match="images of its rows are gone or have changed since this run started"):
+        list(source.read(0, 0, kind))
