@@ -9,7 +9,13 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.data.images import is_image
-from alignment_core.data.message_fields import in_parts, untrained, with_images, without_weights
+from alignment_core.data.message_fields import (
+    in_parts,
+    split_at_placeholders,
+    untrained,
+    with_images,
+    without_weights,
+)
 from alignment_core.data.messages import Messages
 from alignment_core.data.sharegpt import is_sharegpt, to_message
 
@@ -154,12 +160,14 @@ class Fields:
         """Raise ValueError if the row's own column has images that no message took."""
         most = max(self._from_column.values(), default=0)
         if most and most < (count := len(self._column_images())):
-            raise ValueError(f"`{self._image_column()}` has {count} images, and the messages have parts for {most}")
+            raise ValueError(f"`{self._image_column()}` has {count} images, and the messages have places for {most}")
 
     def _placed(self, messages: Messages, role: str) -> Messages:
         """The messages with the images of the row's own column; a completion takes those that are left by the prompt."""
         if self._images is None:
             return messages
+        if self._column_images():
+            messages = split_at_placeholders(messages)
         start = self._from_column.get("prompt", 0) if role == "completion" else 0
         placed, count = with_images(
             messages, self._column_images()[start:], self.name(role), first_turn=role != "completion"

@@ -349,11 +349,11 @@ def test_an_image_that_cannot_be_used_makes_its_row_malformed(
     [
         (
             {"messages": [question({"type": "image"}), answer("a")]},
-            "has 1 parts for images, and the row's `images` are 0",
+            "has 1 places for images, and the row's `images` are 0",
         ),
         (
             {"messages": [question({"type": "image"}), answer("a")], "images": ["pictures/red.png"] * 2},
-            "`images` has 2 images, and the messages have parts for 1",
+            "`images` has 2 images, and the messages have places for 1",
         ),
         ({"messages": [question(text("<|image_pad|>?")), answer("a")]}, "has 1 places for images .* has 0 images"),
         ({"messages": [question(text("a")), answer("<|image_pad|>")]}, "has 1 places for images .* has 0 images"),
@@ -364,7 +364,7 @@ def test_an_image_that_cannot_be_used_makes_its_row_malformed(
                     {"role": "assistant", "content": [{"type": "image", "image": "pictures/red.png"}]},
                 ]
             },
-            "is an image of the assistant, which answers in text",
+            "is an image: assistant messages cannot contain images",
         ),
         ({"messages": [question({"type": "video", "video": "a.mp4"}), answer("a")]}, "a part of the type 'video'"),
         ({"messages": [question({"type": "audio", "audio": "a.mp3"}), answer("a")]}, "a part of the type 'audio'"),
@@ -410,6 +410,33 @@ def test_tokens_of_images_are_no_targets(
     by_token = list(zip(trained["input_ids"], trained["loss_mask"], strict=True))
     assert [mask for id, mask in by_token if id == token] == [0, 0]
     assert all(mask for id, mask in by_token[1:] if id != token)
+
+
+LLAVA = [{"from": "human", "value": "<image>\nWhich?"}, {"from": "gpt", "value": "red, as in <image>"}]
+
+
+def test_images_of_llava_instruct_are_in_the_places_of_their_placeholders(
+    built: Callable[..., BuiltDataset], models: Callable[[str], Path], images: dict[str, Path]
+) -> None:
+    rows: list[Row] = [
+        {"conversations": LLAVA, "image": "pictures/red.png"},
+        {"prompt": "<image>\nWhich?", "completion": "red, as in <image>", "image": "pictures/red.png"},
+    ]
+    messages = [question({"type": "image"}, text("\nWhich?")), answer("red, as in <image>")]
+    expected = ids_of_transformers(models("qwen"), messages, [images["red"]])
+    for row in rows:
+        assert built([row]).train["input_ids"].to_pylist() == [expected]
+    two = {"conversations": [{"from": "human", "value": "Is <image> as <image>?"}, {"from": "gpt", "value": "no"}]}
+    messages = [question(text("Is "), {"type": "image"}, text(" as "), {"type": "image"}, text("?")), answer("no")]
+    expected = ids_of_transformers(models("qwen"), messages, [images["red"], images["wide"]])
+    both = {**two, "images": ["pictures/red.png", "pictures/wide.png"]}
+    assert built([both]).train["input_ids"].to_pylist() == [expected]
+    with pytest.raises(DataError, match="has 2 places for images, and the row's `images` are 1"):
+        built([{**two, "image": "pictures/red.png"}])
+    with pytest.raises(DataError, match="`images` has 2 images, and the messages have places for 1"):
+        built([{"conversations": LLAVA, "images": ["pictures/red.png"] * 2}])
+    (alone,) = built([{"conversations": LLAVA}]).train["text"].to_pylist()
+    assert "<image>\nWhich?" in alone  # without a column of images it is a text
 
 
 def test_rows_with_different_images_are_not_the_same_prompt(
