@@ -119,9 +119,10 @@ def dataset(
     :func:`overlap` checks whether training data repeats their prompts. With ``common_seed``, branches with seeds of their own
     draw the same rows.
     """
+    images = kinds_of_rows.load(kind).takes_images
     config = DatasetConfig(
         data=data,
-        sources=() if rows else tuple(pin(source) for source in data.sources),
+        sources=() if rows else tuple(pin(source, images) for source in data.sources),
         kind=kind,
         settings=dict(settings or {}),
     )

@@ -9,7 +9,13 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.data.images import is_image
-from alignment_core.data.message_fields import in_parts, untrained, with_images, without_weights
+from alignment_core.data.message_fields import (
+    in_parts,
+    split_at_placeholders,
+    untrained,
+    with_images,
+    without_weights,
+)
 from alignment_core.data.messages import Messages
 from alignment_core.data.sharegpt import is_sharegpt, to_message
 
@@ -38,8 +44,8 @@ def without_padding(value: Any) -> Any:
     return [without_padding(item) for item in value] if isinstance(value, list) else value
 
 
-def _lookup(values: Any, column: str) -> Any:
-    """The value of a column; ``turns.0`` and ``meta.answer`` reach into lists and objects."""
+def lookup(values: Any, column: str) -> Any:
+    """The value of a column; ``turns.0`` and ``meta.answer`` reach into lists and objects. ``_ABSENT`` if there is none."""
     if isinstance(values, Mapping) and column in values:
         return values[column]
     for step in column.split("."):
@@ -154,12 +160,14 @@ class Fields:
         """Raise ValueError if the row's own column has images that no message took."""
         most = max(self._from_column.values(), default=0)
         if most and most < (count := len(self._column_images())):
-            raise ValueError(f"`{self._image_column()}` has {count} images, and the messages have parts for {most}")
+            raise ValueError(f"`{self._image_column()}` has {count} images, and the messages have places for {most}")
 
     def _placed(self, messages: Messages, role: str) -> Messages:
         """The messages with the images of the row's own column; a completion takes those that are left by the prompt."""
         if self._images is None:
             return messages
+        if self._column_images():
+            messages = split_at_placeholders(messages)
         start = self._from_column.get("prompt", 0) if role == "completion" else 0
         placed, count = with_images(
             messages, self._column_images()[start:], self.name(role), first_turn=role != "completion"
@@ -188,7 +196,7 @@ class Fields:
 
     def _has_something(self, name: str) -> bool:
         """Whether there is something in a column, by its own name."""
-        value = _lookup(self._values, name)
+        value = lookup(self._values, name)
         return value is not _ABSENT and not _is_blank(value)
 
     def tools(self) -> list[dict[str, Any]] | None:
@@ -262,14 +270,14 @@ class Fields:
     def column(self, name: str) -> Any:
         """The value of a column by its own name. Raises ValueError if there is none."""
         self._read.add(name)
-        value = _lookup(self._values, name)
+        value = lookup(self._values, name)
         if value is _ABSENT:
             raise self._absent(name)
         return value
 
     def _get(self, role: str) -> Any:
         self._read.add(self.name(role))
-        return _lookup(self._values, self.name(role))
+        return lookup(self._values, self.name(role))
 
     def _needed(self, role: str) -> Any:
         value = self._get(role)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import io
+import stat
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,18 +14,21 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
+from alignment_core.artifacts.os_errors import explained
 from alignment_core.data.images import FOLDER, digest_in
 from alignment_core.errors import EnvironmentFault, UserError, first_line
-from alignment_core.recipes.paths import is_address
+from alignment_core.recipes.paths import SCHEMES, is_address
 
 MOST_BYTES = 64 << 20
 MOST_PIXELS = 64_000_000
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """Formats of ``PIL`` that are read: others run programs (EPS) or are no pictures for models."""
+NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM)
+"""Errors of a path that names no file that this user can read. All others are faults of the machine."""
 
 RowImages = Callable[[Any, str], str]
 """Reads an image of one row, given as the row names it, and the name of its field; returns the hex digits of its digest.
-Raises ValueError for an image that cannot be used."""
+Raises ValueError for an image that cannot be used, and EnvironmentFault, Unavailable or StoreError where this machine fails."""
 
 
 class ImageReader:
@@ -44,7 +49,7 @@ class ImageReader:
         self.count += 1
         try:
             return self._digest(image, base)
-        except (ValueError, OSError) as error:
+        except ValueError as error:
             raise ValueError(f"`{name}` {error}") from None
 
     def _digest(self, image: Any, base: Callable[[], str | None]) -> str:
@@ -67,10 +72,11 @@ class ImageReader:
         digest = hashlib.sha256(encoded).hexdigest()
         if not (path := self.folder / digest).exists():
             check_image(encoded)
-            self.folder.mkdir(parents=True, exist_ok=True)
-            partial_file = path.with_name(f".{digest}.partial")
-            partial_file.write_bytes(encoded)
-            partial_file.replace(path)
+            with explained("write", path):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                partial_file = path.with_name(f".{digest}.partial")
+                partial_file.write_bytes(encoded)
+                partial_file.replace(path)
         return digest
 
 
@@ -92,19 +98,27 @@ def check_image(encoded: bytes) -> None:
     except Image.DecompressionBombError:
         raise ValueError(f"has more than {MOST_PIXELS // 10**6} million pixels") from None
     except Exception as error:  # each format's decoder raises errors of its own for broken bytes
+        if isinstance(error, MemoryError) or getattr(error, "errno", None):
+            raise
         raise ValueError(f"is a broken image: {first_line(error)}") from None
 
 
 def _place(image: str, base: Callable[[], str | None]) -> str:
-    """The path or address of an image."""
+    """The path or address of an image. Raises ValueError for one that these rows may not name: rows that come from elsewhere
+    do not decide which files of this machine are read."""
     folder = base()
     if is_address(image):
+        if (scheme := image.partition("://")[0]) not in SCHEMES:
+            known = ", ".join(f"{name}://" for name in SCHEMES)
+            raise ValueError(f"is the address {image!r}: {scheme}:// is not read; addresses begin with one of {known}")
         if "env:" in image:
             raise ValueError(f"is the address {image!r}: addresses in rows cannot name environment variables")
         return image
     if digest := digest_in(image):
         image = f"{FOLDER}/{digest}"
     if Path(image).is_absolute() and not (folder and is_address(folder)):
+        if folder is None and not _is_downloaded(Path(image)):
+            raise ValueError(f"is the path {image!r}, and these rows are in no folder: give its address or its bytes")
         return image
     if folder is None:
         raise ValueError(f"is the path {image!r}, and these rows are in no folder: give its address or its bytes")
@@ -115,16 +129,31 @@ def _place(image: str, base: Callable[[], str | None]) -> str:
     return f"{folder}/{image}"
 
 
+def _is_downloaded(path: Path) -> bool:
+    """Whether ``datasets`` downloaded a file: it puts the paths of such images into rows."""
+    import datasets
+    from huggingface_hub import constants
+
+    folders = (datasets.config.HF_DATASETS_CACHE, datasets.config.DOWNLOADED_DATASETS_PATH, constants.HF_HUB_CACHE)
+    return any(path.resolve().is_relative_to(Path(folder).resolve()) for folder in folders)
+
+
 def _of_file(path: str, named: str) -> bytes:
     file = Path(path)
-    if not file.is_file():
-        raise ValueError(f"is {named!r}: there is no such file ({path})")
-    if file.stat().st_size > MOST_BYTES:
-        raise ValueError(f"is {named!r}: it has more than {MOST_BYTES >> 20} MiB")
     try:
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise FileNotFoundError(errno.ENOENT, "no regular file")
+        if status.st_size > MOST_BYTES:
+            raise ValueError(f"is {named!r}: it has more than {MOST_BYTES >> 20} MiB")
         return file.read_bytes()
     except OSError as error:
-        raise ValueError(f"is {named!r}: it cannot be read: {error.strerror}") from None
+        if error.errno in (errno.EACCES, errno.EPERM):
+            raise ValueError(f"is {named!r}: it cannot be read: {error.strerror}") from None
+        if error.errno in NO_FILE:
+            raise ValueError(f"is {named!r}: there is no such file ({path})") from None
+        with explained("read", file):
+            raise
 
 
 def _at_address(address: str) -> bytes:

@@ -72,10 +72,10 @@ def images_in(text: str) -> tuple[str, ...]:
 
 def shown(text: str) -> str:
     """A rendered text for people: ``[image sha256:0123456789ab]`` in the place of each stand-in."""
-    return _MARK.sub(lambda match: in_brackets(match[1]), text) if _OPENS in text else text
+    return _MARK.sub(lambda match: image_label(match[1]), text) if _OPENS in text else text
 
 
-def in_brackets(digest: str) -> str:
+def image_label(digest: str) -> str:
     """An image in a text for people."""
     return f"[image {PREFIX}{digest[:_SHOWN_DIGITS]}]"
 

@@ -47,6 +47,8 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 IMAGE_PARTS = ("image", "image_url", "input_image")
 IMAGE_FIELDS = ("image", "image_url", "url", "path")
 """Names of an image in its part: of ``datasets`` and TRL, OpenAI, and chat templates of ``transformers``."""
+PLACEHOLDER = "<image>"
+"""The place of an image of the row's own column in a text, as in LLaVA-Instruct and LLaMA-Factory."""
 _ONLY_TEXT = "only text is read here: images need an image-text model and demonstrations, pairs, completions or prompts"
 _OF_TOOLS = ("name", "tool_call_id")
 """Fields of a tool's message that identify the call it answers; templates that need them raise an error without them."""
@@ -71,7 +73,7 @@ def in_parts(message: Mapping[str, Any], name: str, images: RowImages | None = N
         where = f"{name}.content[{at}]"
         if images is not None and _names_image(part):
             if message.get("role") == "assistant":
-                raise ValueError(f"`{where}` is an image of the assistant, which answers in text")
+                raise ValueError(f"`{where}` is an image: assistant messages cannot contain images")
             parts.append(_image(part, where, images))
         elif parts and not is_image(parts[-1]):
             parts[-1] = {"type": "text", "text": parts[-1]["text"] + _text(part, where)}
@@ -117,7 +119,7 @@ def with_images(messages: Messages, digests: Sequence[str], name: str, first_tur
     parts = [part for message in messages for part in _parts(message) if is_image(part)]
     unnamed = sum("image" not in part for part in parts)
     if unnamed > len(digests):
-        raise ValueError(f"`{name}` has {unnamed} parts for images, and the row's `images` are {len(digests)}")
+        raise ValueError(f"`{name}` has {unnamed} places for images, and the row's `images` are {len(digests)}")
     if not parts and first_turn and digests:
         place = next((place for place, message in enumerate(messages) if message["role"] == "user"), None)
         if place is None:
@@ -132,6 +134,25 @@ def with_images(messages: Messages, digests: Sequence[str], name: str, first_tur
         else message
         for message in messages
     ], unnamed
+
+
+def split_at_placeholders(messages: Messages) -> Messages:
+    """The messages with a part for an image in the place of each :data:`PLACEHOLDER` in a text that is not the assistant's;
+    unchanged if they have parts for images."""
+    if any(is_image(part) for message in messages for part in _parts(message)):
+        return messages
+    return [message if message["role"] == "assistant" else _split_at_placeholders(message) for message in messages]
+
+
+def _split_at_placeholders(message: Message) -> Message:
+    content = message["content"]
+    if not isinstance(content, str) or PLACEHOLDER not in content:
+        return message
+    first, *others = content.split(PLACEHOLDER)
+    parts: list[Message] = [{"type": "text", "text": first}]
+    for text in others:
+        parts += [{"type": "image"}, {"type": "text", "text": text}]
+    return {**message, "content": [part for part in parts if is_image(part) or part["text"]]}
 
 
 def _parts(message: Message) -> list[Message]:

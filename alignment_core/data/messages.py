@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from alignment_core.data.images import PREFIX, in_brackets, is_image
+from alignment_core.data.images import PREFIX, image_label, is_image
 
 Messages = list[dict[str, Any]]
 
@@ -57,7 +57,7 @@ def text_of(content: str | Sequence[Mapping[str, Any]]) -> str:
     if isinstance(content, str):
         return content
     return "".join(
-        in_brackets(str(part["image"]).removeprefix(PREFIX)) if is_image(part) else part["text"] for part in content
+        image_label(str(part["image"]).removeprefix(PREFIX)) if is_image(part) else part["text"] for part in content
     )
 
 

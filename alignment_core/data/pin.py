@@ -14,7 +14,9 @@ from alignment_core.data import formats
 from alignment_core.data.addresses import RemoteFile
 from alignment_core.data.kinds import Kind
 from alignment_core.data.origins import LocatedRow, origin_of
+from alignment_core.data.pinned_images import digest_of_images
 from alignment_core.data.sample_rows import sample_rows
+from alignment_core.errors import DataError
 from alignment_core.recipes.sections.data import DataSource
 
 
@@ -66,20 +68,32 @@ class PinnedSource(BaseModel):
         """The rows of this source, number ``index`` of its data set: at most ``rows``, in the order of the source. ``scratch``
         is a folder for a temporary file.
 
-        Raises DataError if a whole file cannot be read or has changed since it was pinned, UserError if the source has no rows
-        of this kind.
+        Raises DataError if a whole file cannot be read, or a file or an image has changed since it was pinned, UserError if the
+        source has no rows of this kind.
         """
         origin, count = origin_of(self.source), self.source.rows
-        rows = islice(origin.read(self, derive_seed(seed, index), kind), self.first)
+        rows = islice(self._checked(origin.read(self, derive_seed(seed, index), kind)), self.first)
         if count is not None and origin.samples_rows:
             return sample_rows(rows, count, seed, scratch)
         return islice(rows, count)
+
+    def digest_of_images(self) -> str | None:
+        """The present digest of the images that rows of the ``files`` name by paths; None if they name none."""
+        return digest_of_images([Path(file.path) for file in self.files], self.source.columns)
+
+    def _checked(self, rows: Iterator[LocatedRow]) -> Iterator[LocatedRow]:
+        """The rows; DataError behind the last one if images are no longer those that were pinned."""
+        yield from rows
+        if self.images and self.first is None and self.digest_of_images() != self.images:
+            raise DataError(f"{self.name}: images of its rows are gone or have changed since this run started")
 
 
 _MEANING = {"format", "columns", "split", "subset", "rows", "weight", "options"}
 
 
-def pin(source: DataSource) -> PinnedSource:
-    """Resolve a source. Raises UserError, in one sentence, for anything that could not be read later."""
+def pin(source: DataSource, images: bool = True) -> PinnedSource:
+    """Resolve a source; ``images`` says whether its rows may have any. Raises UserError, in one sentence, for anything that
+    could not be read later."""
     formats.check_columns(source.columns)
-    return PinnedSource(source=source, **origin_of(source).pin(source))
+    pinned = PinnedSource(source=source, **origin_of(source).pin(source))
+    return pinned.model_copy(update={"images": pinned.digest_of_images()}) if images and pinned.files else pinned

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -10,9 +11,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alignment_core.artifacts import Provenance, Reference
+from alignment_core.artifacts import FileEntry, Provenance, Reference
 from alignment_core.artifacts.index_snapshot import IndexSnapshot
 from alignment_core.data.images import COLUMN as IMAGES
+from alignment_core.data.images import FOLDER
 from alignment_core.errors import AlignmentError
 from alignment_core.lineage.samples import DATA, HIDDEN, SHARDS, STEPS, text_of
 from alignment_core.rollout.schemas import SCORES
@@ -116,16 +118,35 @@ class SampleRows:
         if form is None or (form == SCORES and rollouts is None):
             return None
         read = [reference, *([rollouts] if form == SCORES and rollouts else [])]
-        if sum(self.snapshot.manifest(each).size for each in read) > LARGEST_READ:
+        if sum(entry.size for each in read for entry in self._without_images(each)) > LARGEST_READ:
             return Samples([], 0, 0, problem=f"Rows of artifacts above {LARGEST_READ >> 20} MiB are not shown here.")
-        folder, *others = map(self.snapshot.store.fetch, read)
-        if form == SHARDS:
-            return self._groups(sorted(folder.glob(SHARDS)), "logps", start)
-        if form == SCORES:
-            return self._groups(sorted(others[0].glob(SHARDS)), "logps", start, _scores_in(folder))
-        if form == STEPS:  # the last step that was kept
-            return self._groups(sorted(folder.glob(STEPS))[-1:], "rollout_logps", start)
-        return replace(self._data(folder, tokenizer, start), of=str(reference))
+        with ExitStack() as until:
+            folder, *others = [until.enter_context(self._fetched(each)) for each in read]
+            if form == SHARDS:
+                return self._groups(sorted(folder.glob(SHARDS)), "logps", start)
+            if form == SCORES:
+                return self._groups(sorted(others[0].glob(SHARDS)), "logps", start, _scores_in(folder))
+            if form == STEPS:  # the last step that was kept
+                return self._groups(sorted(folder.glob(STEPS))[-1:], "rollout_logps", start)
+            return replace(self._data(folder, tokenizer, start), of=str(reference))
+
+    def _without_images(self, reference: Reference) -> list[FileEntry]:
+        """The files of an artifact but its images, each of which a page fetches when it shows it."""
+        files = self.snapshot.manifest(reference).files
+        return [entry for entry in files if not entry.path.startswith(f"{FOLDER}/")]
+
+    @contextmanager
+    def _fetched(self, reference: Reference) -> Iterator[Path]:
+        """A folder with the files of an artifact but its images."""
+        store, entries = self.snapshot.store, self._without_images(reference)
+        if len(entries) == len(self.snapshot.manifest(reference).files):
+            yield store.fetch(reference)
+            return
+        with store.workspace.scratch() as scratch:
+            for entry in entries:
+                (scratch / entry.path).parent.mkdir(parents=True, exist_ok=True)
+                store.blobs.get(reference.short, entry, scratch / entry.path)
+            yield scratch
 
     def _groups(
         self,

@@ -23,7 +23,7 @@ from alignment_core.data.template import Renderer
 from alignment_core.errors import DataError
 from alignment_core.models.images import ImageProcessor
 from alignment_core.models.load_tokenizer import load_tokenizer
-from alignment_core.recipes.sections.data import DataConfig, DataSource
+from alignment_core.recipes.sections.data import DataConfig
 from tests.images import tiny_llava, tiny_qwen_vl, write_images
 from tests.servers.files import FileServer
 
@@ -357,11 +357,11 @@ def test_rows_of_text_do_not_load_the_processor(
     [
         (
             {"messages": [question({"type": "image"}), answer("a")]},
-            "has 1 parts for images, and the row's `images` are 0",
+            "has 1 places for images, and the row's `images` are 0",
         ),
         (
             {"messages": [question({"type": "image"}), answer("a")], "images": ["pictures/red.png"] * 2},
-            "`images` has 2 images, and the messages have parts for 1",
+            "`images` has 2 images, and the messages have places for 1",
         ),
         (
             {"messages": [question(text("<|image_pad|>?")), answer("a")]},
@@ -378,7 +378,7 @@ def test_rows_of_text_do_not_load_the_processor(
                     {"role": "assistant", "content": [{"type": "image", "image": "pictures/red.png"}]},
                 ]
             },
-            "is an image of the assistant, which answers in text",
+            "is an image: assistant messages cannot contain images",
         ),
         ({"messages": [question({"type": "video", "video": "a.mp4"}), answer("a")]}, "a part of the type 'video'"),
         ({"messages": [question({"type": "audio", "audio": "a.mp3"}), answer("a")]}, "a part of the type 'audio'"),
@@ -426,6 +426,33 @@ def test_tokens_of_images_are_no_targets(
     assert all(mask for id, mask in by_token[1:] if id != token)
 
 
+LLAVA = [{"from": "human", "value": "<image>\nWhich?"}, {"from": "gpt", "value": "red, as in <image>"}]
+
+
+def test_images_of_llava_instruct_are_in_the_places_of_their_placeholders(
+    built: Callable[..., BuiltDataset], models: Callable[[str], Path], images: dict[str, Path]
+) -> None:
+    rows: list[Row] = [
+        {"conversations": LLAVA, "image": "pictures/red.png"},
+        {"prompt": "<image>\nWhich?", "completion": "red, as in <image>", "image": "pictures/red.png"},
+    ]
+    messages = [question({"type": "image"}, text("\nWhich?")), answer("red, as in <image>")]
+    expected = ids_of_transformers(models("qwen"), messages, [images["red"]])
+    for row in rows:
+        assert built([row]).train["input_ids"].to_pylist() == [expected]
+    two = {"conversations": [{"from": "human", "value": "Is <image> as <image>?"}, {"from": "gpt", "value": "no"}]}
+    messages = [question(text("Is "), {"type": "image"}, text(" as "), {"type": "image"}, text("?")), answer("no")]
+    expected = ids_of_transformers(models("qwen"), messages, [images["red"], images["wide"]])
+    both = {**two, "images": ["pictures/red.png", "pictures/wide.png"]}
+    assert built([both]).train["input_ids"].to_pylist() == [expected]
+    with pytest.raises(DataError, match="has 2 places for images, and the row's `images` are 1"):
+        built([{**two, "image": "pictures/red.png"}])
+    with pytest.raises(DataError, match="`images` has 2 images, and the messages have places for 1"):
+        built([{"conversations": LLAVA, "images": ["pictures/red.png"] * 2}])
+    (alone,) = built([{"conversations": LLAVA}]).train["text"].to_pylist()
+    assert "<image>\nWhich?" in alone  # without a column of images it is a text
+
+
 def test_rows_with_different_images_are_not_the_same_prompt(
     built: Callable[..., BuiltDataset], images: dict[str, Path]
 ) -> None:
@@ -459,30 +486,6 @@ def test_images_for_a_model_of_text_are_refused(
     config = DataConfig.model_validate({"path": str(path)})
     with pytest.raises(DataError, match="images need an image-text model"):
         build(config, [pin(source) for source in config.sources], load_tokenizer(models("qwen")), "demonstrations", 0)
-
-
-def test_the_content_of_local_images_is_part_of_what_a_source_stands_for(
-    images: dict[str, Path], tmp_path: Path
-) -> None:
-    source = DataSource.model_validate({"path": str(tmp_path / "rows.jsonl")})
-
-    def content(*rows: Row) -> Row:
-        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return pin(source).content()
-
-    part = {"messages": [question({"type": "image", "image": "pictures/red.png"}), answer("red")]}
-    for row in (part, {"prompt": "Which?", "images": ["pictures/red.png"], "completion": "red"}):
-        before = content(row)
-        assert content(row) == before
-        red = images["red"].read_bytes()
-        images["red"].write_bytes(images["blue"].read_bytes())
-        assert content(row)["files"] == before["files"]
-        assert content(row)["images"] != before["images"]
-        images["red"].write_bytes(red)
-    said = {"prompt": 'He said "image": and "images" to the \\"image\\"', "completion": "a"}
-    address = {"prompt": "Which?", "images": ["https://example.org/a.png"], "completion": "a"}
-    assert "images" not in content(said)
-    assert "images" not in content(address)
 
 
 def test_images_of_rows_in_the_artifact_of_a_stage_are_found_by_their_digests(

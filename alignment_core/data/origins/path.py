@@ -16,7 +16,6 @@ from alignment_core.data.files import read_file
 from alignment_core.data.folder import mixed, splits_by_name, splits_of
 from alignment_core.data.hub import cache_folder, commit_of, is_offline
 from alignment_core.data.origins import LocatedRow, Origin, Pinned, located
-from alignment_core.data.pinned_images import digest_of_images
 from alignment_core.errors import AlignmentError, DataError, UserError, first_line
 from alignment_core.recipes.paths import (
     BEGINS,
@@ -70,7 +69,7 @@ class FilesAndHub(Origin):
                     f"{given}: `{name}` applies only to Hub data sets, but this is a file or folder; leave it out"
                 )
         pinned = tuple(_pinned_file(file) for file in files)
-        return {"files": pinned, "notes": tuple(notes), "images": digest_of_images(files, source.columns)}
+        return {"files": pinned, "notes": tuple(notes)}
 
     def name(self, pinned: Pinned) -> str:
         path = str(pinned.source.path)

@@ -9,11 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from alignment.flows.ui.sample_rows import _texts
 from alignment_core.artifacts import ProvenanceDraft, Store
+from alignment_core.artifacts.blobs import Blobs
 from alignment_core.models.tokenizer import byte_tokenizer
 from tests.answered import AT, publish_round
 from tests.flows.ui.conftest import Make
@@ -73,6 +75,32 @@ def test_images_of_rows_are_shown_and_nothing_else_is_served_as_one(store: Store
     assert image.headers["x-content-type-options"] == "nosniff"
     for name in (digests[1], "0" * 64, "..%2Ftrain.parquet"):
         get(f"/images/{data}/{name}", 404)
+
+
+def test_images_are_fetched_when_they_are_shown_and_do_not_count_as_rows(
+    store: Store, tmp_path: Path, get: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture = write_images(tmp_path / "pictures")["red"].read_bytes()
+    digest = hashlib.sha256(picture).hexdigest()
+    (tmp_path / "data" / "images").mkdir(parents=True)
+    (tmp_path / "data" / "images" / digest).write_bytes(picture)
+    with (tmp_path / "data" / "images" / ("0" * 64)).open("wb") as file:
+        file.truncate((64 << 20) + 1)
+    table = {"prompt_ids": [[1, 2]], "prompt": ["Which colour?"], "label": ["red"], "images": [[digest]]}
+    pq.write_table(pa.table(table), tmp_path / "data" / "train.parquet")
+    data = store.publish(tmp_path / "data", "dataset")
+    fetched: list[str] = []
+    get_blob, read_blob = Blobs.get, Blobs.read
+    monkeypatch.setattr(
+        Blobs, "get", lambda self, owner, entry, to: (fetched.append(entry.path), get_blob(self, owner, entry, to))[1]
+    )
+    monkeypatch.setattr(
+        Blobs, "read", lambda self, owner, entry: (fetched.append(entry.path), read_blob(self, owner, entry))[1]
+    )
+    assert "Which colour?" in get(f"/artifacts/{data}/files").text
+    assert fetched == ["train.parquet"]
+    assert get(f"/images/{data}/{digest}").content == picture
+    assert fetched == ["train.parquet", f"images/{digest}"]
 
 
 def test_texts_are_shown_as_they_are_without_a_tokenizer(store: Store, tmp_path: Path, get: Any, make: Make) -> None:
