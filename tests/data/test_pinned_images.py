@@ -104,7 +104,7 @@ def test_bytes_of_images_are_not_read(images: dict[str, Path], tmp_path: Path, f
     content = images["red"].read_bytes()
     embedded = FORMATS[format]([{"image": {"bytes": content, "path": IMAGE}}] * 2, tmp_path)
     assert "images" not in pinned(embedded).content()
-    rows = [{"image": {"bytes": content, "path": IMAGE}}, {"image": {"bytes": None, "path": IMAGE}}]
+    rows: list[Row] = [{"image": {"bytes": content, "path": IMAGE}}, {"image": {"bytes": None, "path": IMAGE}}]
     some = FORMATS[format](rows, tmp_path)
     read = getattr(pinned_images, f"_of_{format}")(some, pinned_images._Columns({}))
     assert all(set(row["image"]) == {"path"} for row in read)
