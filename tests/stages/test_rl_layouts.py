@@ -198,12 +198,12 @@ def test_a_stopped_run_resumes_on_other_ranks_and_ends_in_the_same_policy(
     store, policy, data = store_with(tmp_path / "stopped", tiny_model(), prompts())
     config = RlStageConfig(section=RlConfig.model_validate(section)).model_dump(mode="json")
     call = StageCall(stage="rl", label="rl", config=config, inputs={"policy": policy, "prompts": data})
-    stopping, done = threading.Event(), list[float]()
+    stopping, seen = threading.Event(), list[float]()
 
     def run_on(trainers: int, zero_stage: int) -> Any:
-        def report(steps: float, *_: Any) -> None:
-            done.append(steps)
-            if trainers == 2 and steps == 2:
+        def report(done: float, *_: Any) -> None:
+            seen.append(done)
+            if trainers == 2 and done == 2:
                 stopping.set()
 
         more: Any = {"trainers": trainers, "zero_stage": zero_stage, "progress": "store"}
@@ -212,11 +212,11 @@ def test_a_stopped_run_resumes_on_other_ranks_and_ends_in_the_same_policy(
 
     with pytest.raises(Stopped):
         run_on(2, 3)
-    assert max(done) == 2
+    assert max(seen) == 2
     stopping.clear()
-    done.clear()
+    seen.clear()
     resumed = run_on(1, 1)
-    assert (min(done), max(done)) == (2, STEPS), "it did not start again"
+    assert (min(seen), max(seen)) == (2, STEPS), "it did not start again"
     for name in ("policy", "critic"):
         ours, expected = (weights_of(folder) for folder in (store.fetch(resumed.outputs[name]), outputs[name]))
         assert greatest_difference(ours, expected) < 1e-5, name
