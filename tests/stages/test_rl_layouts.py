@@ -201,7 +201,7 @@ def test_a_stopped_run_resumes_on_other_ranks_and_ends_in_the_same_policy(
     stopping, seen = threading.Event(), list[float]()
 
     def run_on(trainers: int, zero_stage: int) -> Any:
-        def report(done: float, *_: Any) -> None:
+        def report(done: float, total: Any, unit: str, metrics: Any) -> None:
             seen.append(done)
             if trainers == 2 and done == 2:
                 stopping.set()
