@@ -140,7 +140,7 @@ def _parts(
     from alignment_core.cluster.actor import call
     from alignment_core.training.ranks import open_job, run_blocks
     from alignment_core.training.teacher import Teacher, TeacherJob
-    from alignment_core.training.training_rows import have_images
+    from alignment_core.training.training_rows import have_images as table_has_images
 
     count = -(-pq.read_metadata(file).num_rows // BLOCK)
     parts = [context.progress / f"{split}-{number:06d}.npz" for number in range(count)]
@@ -149,7 +149,7 @@ def _parts(
     if left:
         student = context.inputs.get("student")
         embeddings = embedding_rows(student) if student else None
-        job = TeacherJob(context.model("model"), config.top_k, config.bf16, embeddings, have_images(file))
+        job = TeacherJob(context.model("model"), config.top_k, config.bf16, embeddings, table_has_images(file))
         ranks = open_job(trainers, job, context.resources)
         numbered = ((number, block) for number, block in enumerate(_blocks(file)) if number in left)
         calls = ((number, call(Teacher.run, block, _images(block, source))) for number, block in numbered)
