@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from alignment_core.checks import rows as reader
 from alignment_core.checks.rows import Question, TokenizerSource, answers_to
@@ -85,6 +87,7 @@ def test_judges_rewards_and_teachers_that_see_no_images_are_named(
     scores_text.mkdir()
     shape = {"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]}
     (scores_text / "config.json").write_text(json.dumps(shape))
+    save_file({"score.weight": torch.zeros(1, 1)}, scores_text / "model.safetensors")
     evaluation = {
         "prompts": rows,
         "generation": {"max_completion_length": 4},
@@ -103,7 +106,10 @@ def test_judges_rewards_and_teachers_that_see_no_images_are_named(
     prompted: dict[str, Any] = {
         **base,
         "method": "distillation",
-        "distillation": {"teacher": {"model": TEXT}, "on_policy": {"prompts": rows}},
+        "distillation": {
+            "teacher": {"model": TEXT},
+            "on_policy": {"prompts": rows, "generation": {"max_completion_length": 4}},
+        },
     }
     (problem,) = look(store, prompted).problems
     assert problem.startswith("distillation.teacher.model: the text has images, and the teacher reads none")

@@ -189,7 +189,7 @@ def test_a_reward_model_that_would_not_see_images_is_refused_before_actors_start
         (judge / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
     if template:
         tokenizer = load_tokenizer(judge)
-        tokenizer.chat_template = template.replace("IMAGE", QWEN_IMAGE).replace("<assistant>", "<answer>")
+        tokenizer.chat_template = template.replace("IMAGE", QWEN_IMAGE).replace("'<'", "'<<'")
         tokenizer.save_pretrained(judge)
     opening = Opening(
         "rl.rewards", ResourcesConfig(), tokenizer=load_tokenizer(policy), prompts=[{"images": (Path("x/red"),)}]
