@@ -18,6 +18,7 @@ PACKAGES_THAT_DO_NOT_COMPUTE = {
     "uvicorn",
     "psutil",
     "ray",  # placement
+    "PIL",  # decodes images; recorded, and not counted: each of its security releases would retrain models of text
 }
 
 
