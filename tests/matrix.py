@@ -20,3 +20,11 @@ def matrix(*axes: Iterable[Any], usual: Collection[Any]) -> list[Any]:
         pytest.param(*point, marks=() if value in usual else pytest.mark.exhaustive)
         for point, value in zip(points, given, strict=True)
     ]
+
+
+def cases(every: Iterable[tuple[Any, ...]], usual: Collection[tuple[Any, ...]]) -> list[Any]:
+    """Tuples of values for ``parametrize``; those that are not ``usual`` are exhaustive."""
+    listed = list(every)
+    assert usual, "some cases run always"
+    assert all(case in listed for case in usual), "no such case"
+    return [pytest.param(*case, marks=() if case in usual else pytest.mark.exhaustive) for case in listed]

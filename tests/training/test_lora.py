@@ -22,6 +22,7 @@ from alignment_core.training.methods.sft import Sft
 from alignment_core.training.policy_trainer import PolicyTrainer
 from alignment_core.training.resumable import save_progress
 from alignment_core.training.training_rows import batch_of_step
+from tests.matrix import cases, matrix
 from tests.training.test_policy_ranks import Policy, sampled
 from tests.training.test_trainer_ranks import export, greatest_difference, open_job, opened, train, trained
 
@@ -93,12 +94,14 @@ def test_steps_equal_plain_torch(make_job: Any, machines: Any, tables: Any, tmp_
 @pytest.mark.parametrize(
     ("method", "lora"),
     [
-        *((Sft(), LORA), (RewardModel(), LORA), (DPO, LORA), (Sft(), LORA | {"use_dora": True}), (Sft(), LORA | WHOLE)),
-        *((RewardModel(), LORA | IN_4_BITS), (Sft(), LORA | IN_4_BITS), (DPO, LORA | IN_8_BITS)),
-    ],
-    ids=[
-        *("sft", "reward model", "dpo", "sft, DoRA", "sft, embeddings"),
-        *("reward model, 4 bits", "sft, 4 bits", "dpo, 8 bits"),
+        pytest.param(Sft(), LORA, id="sft", marks=pytest.mark.exhaustive),
+        pytest.param(RewardModel(), LORA, id="reward model", marks=pytest.mark.exhaustive),
+        pytest.param(DPO, LORA, id="dpo"),
+        pytest.param(Sft(), LORA | {"use_dora": True}, id="sft, DoRA"),
+        pytest.param(Sft(), LORA | WHOLE, id="sft, embeddings", marks=pytest.mark.exhaustive),
+        pytest.param(RewardModel(), LORA | IN_4_BITS, id="reward model, 4 bits"),
+        pytest.param(Sft(), LORA | IN_4_BITS, id="sft, 4 bits", marks=pytest.mark.exhaustive),
+        pytest.param(DPO, LORA | IN_8_BITS, id="dpo, 8 bits", marks=pytest.mark.exhaustive),
     ],
 )
 def test_ranks_sharding_and_micro_batches_do_not_change_the_result(
@@ -121,7 +124,7 @@ def test_ranks_sharding_and_micro_batches_do_not_change_the_result(
     assert greatest_difference(single, checkpointed) < 1e-5
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("zero_stage", matrix([0, 1, 2, 3], usual=[1, 3]))
 def test_bf16_learns_as_fp32_does_up_to_its_rounding(
     zero_stage: int, make_job: Any, machines: Any, tmp_path: Path
 ) -> None:
@@ -139,11 +142,20 @@ def test_bf16_learns_as_fp32_does_up_to_its_rounding(
 
 @pytest.mark.parametrize(
     ("zero_stage", "bf16", "more"),
-    [
-        *((0, False, {}), (1, False, {}), (2, True, {}), (3, False, {}), (0, True, {}), (3, True, {})),
-        *((0, False, {"use_dora": True}), (3, True, {"use_dora": True}), (0, False, WHOLE), (3, True, WHOLE)),
-        *((0, False, IN_4_BITS), (2, True, IN_4_BITS), (0, False, IN_8_BITS), (2, True, IN_8_BITS)),
-    ],
+    cases(
+        [
+            *((0, False, {}), (1, False, {}), (2, True, {}), (3, False, {}), (0, True, {}), (3, True, {})),
+            *((0, False, {"use_dora": True}), (3, True, {"use_dora": True}), (0, False, WHOLE), (3, True, WHOLE)),
+            *((0, False, IN_4_BITS), (2, True, IN_4_BITS), (0, False, IN_8_BITS), (2, True, IN_8_BITS)),
+        ],
+        usual=[
+            (1, False, {}),
+            (3, True, {"use_dora": True}),
+            (3, True, WHOLE),
+            (2, True, IN_4_BITS),
+            (0, False, IN_8_BITS),
+        ],
+    ),
 )
 def test_a_job_resumed_from_a_checkpoint_of_trained_parameters_ends_in_the_same_bytes(
     zero_stage: int, bf16: bool, more: dict[str, Any], make_job: Any, machines: Any, tmp_path: Path
@@ -202,7 +214,10 @@ def test_unknown_target_layers_are_the_users_error(make_job: Any, machines: Any,
 
 @pytest.mark.parametrize(
     ("zero_stage", "bf16", "whole"),
-    [(0, False, {}), (2, False, {}), (3, False, {}), (0, True, {}), (3, True, {}), (0, False, WHOLE)],
+    cases(
+        [(0, False, {}), (2, False, {}), (3, False, {}), (0, True, {}), (3, True, {}), (0, False, WHOLE)],
+        usual=[(2, False, {}), (3, True, {}), (0, False, WHOLE)],
+    ),
 )
 def test_the_reference_of_a_policy_is_the_policy_without_its_adapters(
     zero_stage: int, bf16: bool, whole: dict[str, Any], machines: Any, tiny_model: Any, tmp_path: Path
@@ -230,7 +245,12 @@ def test_the_reference_of_a_policy_is_the_policy_without_its_adapters(
     assert min(difference.max() for difference in moved) > 1e-3, "the policy itself has moved"
 
 
-@pytest.mark.parametrize(("zero_stage", "bf16"), [(0, False), (1, False), (2, True), (3, False), (0, True), (3, True)])
+@pytest.mark.parametrize(
+    ("zero_stage", "bf16"),
+    cases(
+        [(0, False), (1, False), (2, True), (3, False), (0, True), (3, True)], usual=[(0, False), (2, True), (3, True)]
+    ),
+)
 def test_the_moving_average_is_of_the_adapters_and_survives_a_stop(
     zero_stage: int, bf16: bool, machines: Any, tiny_model: Any, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ from alignment_core.recipes import TrainingConfig
 from alignment_core.training.methods.sft import Sft
 from alignment_core.training.rank_folders import write
 from alignment_core.training.trainer import Trainer, TrainJob
+from tests.matrix import cases
 from tests.training.conftest import MODEL
 from tests.training.test_expert_lora import PARTITIONED
 from tests.training.test_master_weights import NORM, RATE, masters_in, next_round, one_step
@@ -69,7 +70,9 @@ def assert_close(weights: Weights, expected: Weights) -> None:
         torch.testing.assert_close(weight, expected[name], rtol=2**-22, atol=1e-11, msg=name)
 
 
-@pytest.mark.parametrize(("trainers", "zero_stage", "resources"), LAYOUTS)
+@pytest.mark.parametrize(
+    ("trainers", "zero_stage", "resources"), cases(LAYOUTS, usual=[LAYOUTS[0], LAYOUTS[3], LAYOUTS[5]])
+)
 def test_two_rounds_below_the_precision_of_bf16_add_up(
     trainers: int, zero_stage: int, resources: dict[str, Any], make_job: Any, machines: Any, tmp_path: Path
 ) -> None:
@@ -130,7 +133,7 @@ def test_the_number_of_ranks_and_the_zero_stage_do_not_change_master_weights(
         assert all(torch.equal(masters[name], start[name]) for name in same)
 
 
-@pytest.mark.parametrize(("trainers", "zero_stage"), [(1, 0), (2, 2), (2, 3)])
+@pytest.mark.parametrize(("trainers", "zero_stage"), cases([(1, 0), (2, 2), (2, 3)], usual=[(2, 3)]))
 @pytest.mark.parametrize("tied", [True, False])
 def test_training_all_weights_and_adapters_continue_from_each_other(
     tied: bool, trainers: int, zero_stage: int, make_job: Any, machines: Any, tiny_model: Any, tmp_path: Path
@@ -157,7 +160,7 @@ def test_training_all_weights_and_adapters_continue_from_each_other(
     assert torch.equal(rounded[NORM], torch.where(down, 1 - 2**-8, 1.0).bfloat16())
 
 
-@pytest.mark.parametrize(("trainers", "zero_stage", "resources"), [LAYOUTS[0], *LAYOUTS[3:]])
+@pytest.mark.parametrize(("trainers", "zero_stage", "resources"), cases([LAYOUTS[0], *LAYOUTS[3:]], usual=LAYOUTS[4:5]))
 def test_modules_that_are_trained_whole_have_the_master_weights_of_the_optimiser(
     trainers: int, zero_stage: int, resources: dict[str, Any], make_job: Any, machines: Any, tmp_path: Path
 ) -> None:
@@ -198,7 +201,7 @@ def test_dora_scales_the_rows_of_the_master_weights(make_job: Any, machines: Any
     assert all(torch.equal(masters[name].bfloat16(), weight) for name, weight in policy.items())
 
 
-@pytest.mark.parametrize(("trainers", "zero_stage"), [(1, 0), (2, 3)])
+@pytest.mark.parametrize(("trainers", "zero_stage"), cases([(1, 0), (2, 3)], usual=[(2, 3)]))
 def test_master_weights_of_experts_are_those_of_peft(
     trainers: int, zero_stage: int, make_job: Any, machines: Any, mixture_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -220,7 +223,7 @@ def test_master_weights_of_experts_are_those_of_peft(
             torch.testing.assert_close(weight, expected[name].detach(), rtol=1e-6, atol=1e-9, msg=name)
 
 
-@pytest.mark.parametrize(("trainers", "zero_stage"), [(1, 0), (2, 2), (2, 3)])
+@pytest.mark.parametrize(("trainers", "zero_stage"), cases([(1, 0), (2, 2), (2, 3)], usual=[(2, 2)]))
 def test_master_weights_of_another_policy_are_refused_though_adapters_leave_its_weights_alone(
     trainers: int, zero_stage: int, make_job: Any, machines: Any, tmp_path: Path
 ) -> None:
