@@ -18,6 +18,7 @@ from alignment_core.recipes import TrainingConfig
 from alignment_core.training.engine import LARGEST_BUCKET
 from tests.capacity import memory_ranks
 from tests.capacity.shapes import QWEN_2_5_7B, only_work, ppo, recipe_of
+from tests.matrix import cases
 from tests.training import sharded_ranks
 
 GB = 1e9
@@ -106,7 +107,9 @@ def model_of_14m(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stage", "bf16"), [(0, True), (1, False), (2, True), (3, True)])
+@pytest.mark.parametrize(
+    ("stage", "bf16"), cases([(0, True), (1, False), (2, True), (3, True)], usual=[(1, False), (3, True)])
+)
 def test_resident_bytes_are_those_of_deepspeed(
     stage: int, bf16: bool, model_of_14m: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:

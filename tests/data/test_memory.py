@@ -42,7 +42,7 @@ def use(megabytes):
             lines.write(json.dumps({"text": "".join(random.choices("abcdefgh ", k=20_000))}) + "\\n")
     config = DataConfig.model_validate({"sources": [str(file)], "max_length": 1024, "test_rows": 20})
     write(build(config, [pin(source) for source in config.sources], byte_tokenizer(), "documents", 0), out)
-    rows = training_rows(str(out / "train.parquet"), Sft(), str(folder))
+    rows = training_rows(out / "train.parquet", Sft(), folder)
     assert len(rows) == 20 * (megabytes * 50 - 1) and rows[len(rows) - 1].number == len(rows) - 1
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 

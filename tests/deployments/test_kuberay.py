@@ -27,7 +27,7 @@ from tests.deployments.up import BIN, Services
 from tests.processes import free_port, processes_of, wait_until
 from tests.servers.ray_nodes import TOKEN
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive, pytest.mark.timeout(900)]
 
 MANIFESTS = Path(__file__).parents[2] / "deployments" / "kuberay"
 TOOLS = Path(sys.prefix) / "launchers"
