@@ -293,8 +293,9 @@ def use_trees(
         _warn_once(model.config.model_type)
         return False
     model.config._attn_implementation = NAME
+    heads: frozenset[Heads] = frozenset()
     try:
-        heads: frozenset[Heads] = _cached(_heads_if_plain, model, head, dropout)
+        heads = _cached(_heads_if_plain, model, head, dropout)
         can = bool(heads) and _cached(_are_as_alone, model, head, True)
     except Exception as error:  # custom models may not accept these arguments
         if out_of_memory(error):

@@ -103,6 +103,7 @@ def test_prompts_and_completions_keep_the_tools_for_a_second_rendering(
     class Completion:
         token_ids = logps = rollout.completion_ids
         finish_reason = "stop"
+        texts = None
 
     (shard,) = shard_rows([first], 0, [Completion()], CompletionText(tokenizer), "policy")  # type: ignore[list-item]
     assert json.loads(shard["tools"]) == TOOLS
