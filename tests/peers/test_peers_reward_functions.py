@@ -32,6 +32,7 @@ SAID = ["4", "five"]
 class Completion:
     logps = ()
     finish_reason = "stop"
+    texts = None
 
     def __init__(self, ids: Any) -> None:
         self.token_ids = ids
