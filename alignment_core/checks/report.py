@@ -24,8 +24,7 @@ from alignment_core.execution.base import load_stage
 from alignment_core.models.masters import why_not_trained
 from alignment_core.models.quantization import why_not_changed
 from alignment_core.models.saving import ADAPTER
-from alignment_core.models.tensor_shapes import why_not_split
-from alignment_core.models.tensor_shapes import why_not_trained as why_not_trained_in_parts
+from alignment_core.models.tensor_shapes import why_not_split, why_not_trained_in_parts
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rl import EnvironmentConfig
 

@@ -23,7 +23,7 @@ from alignment_core.data.image_reader import ImageReader
 from alignment_core.data.image_tokens import Processor, tokens_of_images
 from alignment_core.data.images import COLUMN as IMAGES
 from alignment_core.data.images import FOLDER as IMAGES_FOLDER
-from alignment_core.data.images import keep_images
+from alignment_core.data.images import keep_images, with_image_column
 from alignment_core.data.kinds import KEPT, DroppedRow, Example, Kind
 from alignment_core.data.limits import SHORTENED, Limits
 from alignment_core.data.message_fields import CONTEXT
@@ -63,7 +63,7 @@ class BuiltDataset:
     @property
     def columns(self) -> Mapping[str, str]:
         """The columns of both tables and their types."""
-        return {**self.kind.columns, **({IMAGES: "texts"} if self.images else {})}
+        return with_image_column(self.kind.columns, self.images is not None)
 
     def of(self, table: str) -> Iterator[dict[str, Any]]:
         """The rows of a table, one at a time."""
@@ -230,7 +230,7 @@ def kept_rows(
                     ledger.dropped[number][columns] += 1
                 else:
                     ledger.shortened[number] += SHORTENED in columns
-                    types = {**kind.columns, **({IMAGES: "texts"} if IMAGES in columns else {})}
+                    types = with_image_column(kind.columns, IMAGES in columns)
                     columns = tables.compact({**columns, **made_by}, types)
                     sequences = kind.sequences(columns)
                     yield RowMeta(number_of_row, number, example_number, digest, prompts, context, sequences), columns

@@ -27,6 +27,11 @@ _REFERENCE = re.compile(f"{PREFIX}([0-9a-f]{{64}})")
 _SHOWN_DIGITS = 12
 
 
+def with_image_column(columns: Mapping[str, str], has_images: bool) -> Mapping[str, str]:
+    """The ``columns`` of a table and their types, with that of images if any row has one."""
+    return {**columns, COLUMN: "texts"} if has_images else columns
+
+
 def image_part(digest: str) -> dict[str, str]:
     """The part of a message for an image."""
     return {"type": "image", "image": PREFIX + digest}
@@ -43,7 +48,7 @@ def is_image(part: object) -> bool:
     return isinstance(part, Mapping) and part.get("type") == "image"
 
 
-def images_of(messages: Messages | str | None) -> tuple[str, ...]:
+def images_in_messages(messages: Messages | str | None) -> tuple[str, ...]:
     """The hex digests of the images in messages, in their order."""
     contents = [message.get("content") for message in messages] if isinstance(messages, list) else []
     parts = [part for content in contents if isinstance(content, list) for part in content if is_image(part)]

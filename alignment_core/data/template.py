@@ -10,7 +10,7 @@ from datetime import datetime
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from alignment_core.data.images import images_of, is_image
+from alignment_core.data.images import images_in_messages, is_image
 from alignment_core.data.message_fields import ShownFields
 from alignment_core.data.messages import Messages, answered_calls, as_messages, assistant, user
 from alignment_core.data.turn_end import ANSWER, PLAIN, PROBES, QUESTION, ClosingTokens, turn_end
@@ -392,7 +392,7 @@ class Renderer:
                 "the rows are messages, and neither the tokenizer nor the data set has a chat template (`plain` is none): "
                 "set `chat_template` in the recipe (of the data or of the model)"
             )
-        images = images_of(messages)
+        images = images_in_messages(messages)
         if images and self.images is None:
             raise UserError("the messages have images, and the model reads text alone: choose an image-text model")
         try:
@@ -434,7 +434,7 @@ class Renderer:
 
 def for_template(messages: Messages, in_parts: bool) -> Messages:
     """Messages as chat templates get them: images are not named; with ``in_parts``, all contents are lists of parts."""
-    if not in_parts and not images_of(messages):
+    if not in_parts and not images_in_messages(messages):
         return messages
     contents = [message.get("content") for message in messages]
     return [

@@ -1,4 +1,4 @@
-"""The texts of completions, made in the process that samples them: a stage's own process would take longest for that."""
+"""Decodes completions in the process that samples them: in a stage's own process that would take most of its time."""
 
 from __future__ import annotations
 

@@ -13,14 +13,14 @@ from types import ModuleType
 from typing import Any
 
 from alignment_core.errors import EnvironmentFault, UserError
+from alignment_core.models.images import decoded
 
 PLACE = re.compile(r"(image|video|audio)_token_(id|index)$")
 """Fields of a config.json with the token that stands at the place of an image, a video or a sound."""
-DECODED = 16
-"""Images that are kept decoded: the completions of a prompt follow each other."""
-
+CACHED_IMAGES = 16
+"""Decoded images that stay in memory: the completions of a prompt follow each other."""
 MODULES = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2", "torchvision.transforms.v2.functional")
-"""Modules of torchvision that models of vLLM import without need."""
+"""Modules of torchvision that modules of vLLM's models import, and use for videos alone."""
 OPTIONS: dict[str, Any] = {"limit_mm_per_prompt": {"video": 0, "audio": 0}}
 """Arguments of ``vllm.LLM`` for a model that reads images."""
 
@@ -33,8 +33,9 @@ def never_sampled(shape: Mapping[str, Any]) -> dict[int, float]:
 
 
 def without_torchvision(architectures: Sequence[str], workers: int = 1) -> None:
-    """Let vLLM serve images of these models where torchvision is not installed, of which there is no build for CPUs in every
-    index: ``transformers`` prepares images with Pillow, and vLLM only imports modules that import it. Videos need it.
+    """Let vLLM serve these models with images where torchvision is not installed: not every index has a build for CPUs.
+
+    The modules of such models import torchvision, but only videos use it; ``transformers`` prepares images with Pillow.
 
     Raises EnvironmentFault for a model whose modules need more of it, and UserError for an engine of several ``workers``, which
     are processes that import these modules themselves.
@@ -95,7 +96,8 @@ def _stand_in() -> Iterator[None]:
 
 
 def accept_expanded_prompts(llm: Any) -> None:
-    """Let ``vllm.LLM`` take prompts with all tokens of each image, of which by default it takes one, and adds the others."""
+    """Let ``vllm.LLM`` accept prompts that hold all tokens of each image. By default a prompt has one placeholder per image,
+    which vLLM expands."""
     processor = llm.llm_engine.renderer.mm_processor
     llm.reset_mm_cache()  # waits for vLLM's warm-up in a thread, whose prompts do not hold them
 
@@ -105,17 +107,12 @@ def accept_expanded_prompts(llm: Any) -> None:
     processor._apply_prompt_updates = find
 
 
+_decoded = functools.lru_cache(CACHED_IMAGES)(decoded)
+
+
 def prompt_of(ids: Sequence[int], images: Sequence[Path]) -> dict[str, Any]:
     """A prompt for vLLM, of token ids and the paths of its images, in the order of their tokens."""
     prompt: dict[str, Any] = {"prompt_token_ids": list(ids)}
     if images:
         prompt["multi_modal_data"] = {"image": [_decoded(path) for path in images]}
     return prompt
-
-
-@functools.lru_cache(DECODED)
-def _decoded(path: Path) -> Any:
-    from PIL import Image
-
-    with Image.open(path) as image:
-        return image.convert("RGB")

@@ -72,7 +72,7 @@ def vision_parameters(model: Any) -> list[nn.Parameter]:
 
 
 def of_language_model(model: Any, names: Sequence[str]) -> list[str]:
-    """Of the ``names`` of modules those outside of the part of an image-text model that reads images."""
+    """The ``names`` of modules without those of an image-text model's vision tower and projector."""
     if not reads_images(model):
         return [*names]
     base = model.base_model

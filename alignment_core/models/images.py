@@ -84,7 +84,9 @@ class ImageProcessor:
             raise ValueError(f"the text has {places} places for images, and {len(images)} images")
         if not images:
             return text
-        output = self._processor(text=[text], images=_opened(images), return_text_replacement_offsets=True)
+        output = self._processor(
+            text=[text], images=[decoded(path) for path in images], return_text_replacement_offsets=True
+        )
         expanded, end = "", 0
         for place in output["text_replacement_offsets"][0]:
             start, stop = place["span"]
@@ -105,7 +107,7 @@ class ImageProcessor:
     def tensors(self, images: Sequence[Path]) -> dict[str, Tensor]:
         """What the model's forward pass takes for these images, one after the other: ``pixel_values`` and, by kind of model,
         ``image_grid_thw``, ``image_sizes``, …"""
-        return self._of(_opened(images))
+        return self._of([decoded(path) for path in images])
 
     def blank(self) -> dict[str, Tensor]:
         """The tensors of a black image."""
@@ -118,16 +120,17 @@ class ImageProcessor:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(
-        file.read_text()
-    )  # not by the module that saves models: no data set depends on it
+    # Not by the module that saves models: no data set depends on that one.
+    content: dict[str, Any] = json.loads(file.read_text())
     return content
 
 
-def _opened(images: Sequence[Path]) -> list[Any]:
+def decoded(path: Path) -> Any:
+    """The picture in a file, upright and in RGB."""
     from PIL import Image, ImageOps
 
-    return [ImageOps.exif_transpose(Image.open(path)).convert("RGB") for path in images]
+    with Image.open(path) as image:
+        return ImageOps.exif_transpose(image).convert("RGB")
 
 
 def _load(folder: Path, trust_remote_code: bool) -> Any:

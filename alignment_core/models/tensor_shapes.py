@@ -40,7 +40,7 @@ def why_not_split(shape: Mapping[str, Any], ranks: int) -> str | None:
     return None
 
 
-def why_not_trained(
+def why_not_trained_in_parts(
     training: TrainingConfig, zero_stage: int | None, dropout: bool, zero_field: str = "resources.zero_stage"
 ) -> str | None:
     """Why the layers of a model cannot be shared in this training; None if they can. ``dropout``: whether the model's own is

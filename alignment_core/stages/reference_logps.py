@@ -58,7 +58,7 @@ def run(context: StageContext, config: ReferenceLogpsConfig) -> dict[str, Any]:
     from alignment_core.columns import column
     from alignment_core.data.row_order import is_shuffled
     from alignment_core.training.kto_mismatch import mismatched
-    from alignment_core.training.training_rows import first_rows, images_of
+    from alignment_core.training.training_rows import first_rows, images_by_row
 
     tables = {
         split: pq.read_table(file)
@@ -72,7 +72,7 @@ def run(context: StageContext, config: ReferenceLogpsConfig) -> dict[str, Any]:
     for split, table in tables.items():
         used = config.max_steps * config.batch_size if split == "train" and config.max_steps else len(table)
         prompts, *sides = (column(table, f"{name}_ids") for name in ("prompt", *config.completions))
-        images = images_of(table, context.inputs["data"])
+        images = images_by_row(table, context.inputs["data"])
         if config.mismatched:
             sides.append(mismatched(prompts, sides[0], split, images))
         for number in first_rows(used, len(table), config.order, is_shuffled(table.schema)):

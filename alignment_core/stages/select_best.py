@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from alignment_core.data.images import COLUMN as IMAGES
+from alignment_core.data.images import with_image_column
 from alignment_core.data.turn_end import pass_chat_template_on
 from alignment_core.errors import DataError
 from alignment_core.execution.base import Stage, StageConfig, StageContext
@@ -64,7 +65,7 @@ def run(context: StageContext, config: SelectBestConfig) -> dict[str, Any]:
     if "earlier" in context.inputs:
         copy_images(earlier, context.inputs["earlier"], context.output)
     copy_images([row for row, _ in kept], context.inputs["rollouts"], context.output)
-    columns = {**KIND.columns, IMAGES: "texts"} if have_images(rows) else KIND.columns
+    columns = with_image_column(KIND.columns, have_images(rows))
     write_table(rows, schema(columns), context.output / "train.parquet")
     if kept:
         write_origins_of_best(kept, context.outputs["origins"])

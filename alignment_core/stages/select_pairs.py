@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 from alignment_core.data.images import COLUMN as IMAGES
+from alignment_core.data.images import with_image_column
 from alignment_core.data.turn_end import pass_chat_template_on
 from alignment_core.errors import DataError
 from alignment_core.execution.base import Stage, StageConfig, StageContext
@@ -62,7 +63,7 @@ def run(context: StageContext, config: SelectPairsConfig) -> dict[str, Any]:
     pass_chat_template_on(context.inputs["rollouts"], context.output)
     copy_images([chosen for chosen, _ in pairs], context.inputs["rollouts"], context.output)
     selected = [_pair(*pair) for pair in pairs]
-    columns = {**KIND.columns, IMAGES: "texts"} if have_images(selected) else KIND.columns
+    columns = with_image_column(KIND.columns, have_images(selected))
     write_table(selected, schema(columns), context.output / "train.parquet")
     write_origins_of_pairs(pairs, scores_of_pairs, context.outputs["origins"])
     statistics = {"train_rows": len(pairs), "prompts_without_pair": dict(sorted(dropped.items()))}

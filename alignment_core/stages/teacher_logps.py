@@ -12,7 +12,7 @@ import numpy as np
 
 from alignment_core.data.context import embedding_rows
 from alignment_core.data.images import COLUMN as IMAGES
-from alignment_core.data.images import FOLDER
+from alignment_core.data.images import FOLDER, with_image_column
 from alignment_core.data.turn_end import pass_chat_template_on
 from alignment_core.errors import DataError, NumericError, UserError
 from alignment_core.execution.base import Stage, StageConfig, StageContext
@@ -83,7 +83,7 @@ def _of_rollouts(context: StageContext) -> pa.Table:
     from alignment_core.rollout.schemas import read_rollouts
 
     completions = read_rollouts(context.inputs["rollouts"])
-    columns = {**KIND.columns, IMAGES: "texts"} if have_images(completions) else KIND.columns
+    columns = with_image_column(KIND.columns, have_images(completions))
     rows = [
         {
             "input_ids": np.concatenate([row["prompt_ids"], row["completion_ids"]]),
@@ -140,7 +140,7 @@ def _parts(
     from alignment_core.cluster.actor import call
     from alignment_core.training.ranks import open_job, run_blocks
     from alignment_core.training.teacher import Teacher, TeacherJob
-    from alignment_core.training.training_rows import have_images as table_has_images
+    from alignment_core.training.training_rows import table_has_images
 
     count = -(-pq.read_metadata(file).num_rows // BLOCK)
     parts = [context.progress / f"{split}-{number:06d}.npz" for number in range(count)]

@@ -41,7 +41,7 @@ from alignment_core.models.saving import save_checkpoint, write_chat_template
 from alignment_core.models.sequence import sequence_group
 from alignment_core.models.tensor_parallel import gathered_state, gradient_norm, ranks_of, split, tensor_group
 from alignment_core.models.tensor_shapes import FIELD as TENSOR_FIELD
-from alignment_core.models.tensor_shapes import why_not_trained
+from alignment_core.models.tensor_shapes import why_not_trained_in_parts
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.training.collectives import from_rank_0, sum_over_ranks, unanimous
 from alignment_core.training.ema import WeightAverage
@@ -120,7 +120,9 @@ class Learner:
         self.tensor_group = tensor_group(resources.trainer_tensor_parallel_size, resources.wait_timeout_seconds)
         self.group: RankGroup = self.tensor_group if self.tensor_group.size > 1 else self.sequence_group
         """The ranks that compute each micro-batch of this one together."""
-        if self.tensor_group.size > 1 and (problem := why_not_trained(training, self.zero_stage, source.dropout)):
+        if self.tensor_group.size > 1 and (
+            problem := why_not_trained_in_parts(training, self.zero_stage, source.dropout)
+        ):
             raise UserError(f"{TENSOR_FIELD}: {problem}")
         if self.zero_stage == 3 and (bits := training.base_bits):
             raise UserError(

@@ -39,10 +39,10 @@ from alignment_core.training.training_rows import (
     Rows,
     batch_of_step,
     first_rows,
-    have_images,
     rows_before,
     shuffles,
     steps_per_epoch,
+    table_has_images,
     training_rows,
 )
 
@@ -111,7 +111,7 @@ class Trainer:
             neftune_noise_alpha=job.neftune_noise_alpha,
             noise_seed=derive_seed(job.seed, "noise"),
             chat_template=chat_template_of(job.train_data.parent),
-            has_images=any(have_images(table) for table in (job.train_data, job.test_data) if table),
+            has_images=any(table_has_images(table) for table in (job.train_data, job.test_data) if table),
         )
         self.learner = Learner(source, config, resources, device, rank, world)
         if job.method.head == "lm":

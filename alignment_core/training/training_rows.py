@@ -54,14 +54,14 @@ def read_rows(table: Path, method: TrainingMethod) -> Iterator[Row]:
 def with_images(rows: Iterable[Row], table: pa.Table, folder: Path) -> Iterator[Row]:
     """The ``rows`` of a table with their images, whose files are in the data set's ``folder``. All sequences of a row have the
     images of its prompt."""
-    images_of_rows = images_of(table, folder)
+    images_of_rows = images_by_row(table, folder)
     for row in rows:
         images = tuple(str(file) for files in images_of_rows[row.number] for file in files)
         sequences = (replace(sequence, images=images) for sequence in row.sequences) if images else row.sequences
         yield replace(row, sequences=tuple(sequences))
 
 
-def images_of(table: pa.Table, folder: Path) -> Sequence[tuple[Images, ...]]:
+def images_by_row(table: pa.Table, folder: Path) -> Sequence[tuple[Images, ...]]:
     """For each row of a table of the data set in ``folder`` its images, if it has any: nothing, or all of them as the last part
     of a :data:`~alignment_core.models.microbatch.Pair`."""
     if IMAGES not in table.column_names:
@@ -70,7 +70,7 @@ def images_of(table: pa.Table, folder: Path) -> Sequence[tuple[Images, ...]]:
     return [(Images(folder / IMAGES / name for name in names),) if names else () for names in rows]
 
 
-def have_images(table: Path) -> bool:
+def table_has_images(table: Path) -> bool:
     """Whether rows of the data set of the Parquet file ``table`` have images."""
     import pyarrow.parquet as pq
 

@@ -41,15 +41,15 @@ def answer(path: Path, model: Path, reads_images: bool) -> reader.Answer:
     data = DataConfig.model_validate({"path": str(path)})
     dataset = DatasetConfig(data=data, sources=tuple(map(pin, data.sources)), kind="preferences")
     source = TokenizerSource(folder=str(model))
-    (found,) = answers_to([Question(label="data", dataset=dataset, tokenizer=source, reads_images=reads_images)])
-    return found
+    (answers,) = answers_to([Question(label="data", dataset=dataset, tokenizer=source, reads_images=reads_images)])
+    return answers
 
 
 def test_rows_have_the_lengths_that_their_images_give_them(model: Path, pairs: Path) -> None:
-    found = answer(pairs, model, reads_images=True)
-    assert (found.problem, found.unseen, found.read, found.whole) == (None, None, 5, True)
+    answers = answer(pairs, model, reads_images=True)
+    assert (answers.problem, answers.unseen, answers.read, answers.whole) == (None, None, 5, True)
     user, start, image, end, words, assistant = 1, 1, 2, 1, len("0?"), 1
-    assert {prompt for prompt, _ in found.sequences} == {user + start + image + end + words + assistant}
+    assert {prompt for prompt, _ in answers.sequences} == {user + start + image + end + words + assistant}
 
 
 def test_a_missing_image_is_named_before_any_tokenizer_is_loaded(
@@ -63,8 +63,8 @@ def test_a_missing_image_is_named_before_any_tokenizer_is_loaded(
 
 def test_of_many_images_only_some_are_read(model: Path, pairs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "WITH_IMAGES", 2)
-    found = answer(pairs, model, reads_images=True)
-    assert (found.problem, found.read, found.whole) == (None, 2, False)
+    answers = answer(pairs, model, reads_images=True)
+    assert (answers.problem, answers.read, answers.whole) == (None, 2, False)
 
 
 @pytest.mark.slow
@@ -95,14 +95,14 @@ def test_judges_rewards_and_teachers_that_see_no_images_are_named(
         "rewards": [{"reward_model": str(scores_text)}],
     }
     base = {"name": "demo", "model": {"name": str(model)}}
-    found = look(
+    report = look(
         store, {**base, "method": "evaluate", "models": {"other": {"name": str(model)}}, "evaluation": evaluation}
     )
-    assert sorted(problem.partition(":")[0] for problem in found.problems) == [
+    assert sorted(problem.partition(":")[0] for problem in report.problems) == [
         "evaluation.judge",
         "evaluation.rewards.0.reward_model",
     ]
-    assert all("prompts have images" in problem for problem in found.problems)
+    assert all("prompts have images" in problem for problem in report.problems)
     prompted: dict[str, Any] = {
         **base,
         "method": "distillation",

@@ -10,7 +10,7 @@ import transformers
 
 from alignment_core.errors import UserError
 from alignment_core.models.tensor_parallel import Part, TensorGroup, split
-from alignment_core.models.tensor_shapes import FAMILIES, why_not_split, why_not_trained
+from alignment_core.models.tensor_shapes import FAMILIES, why_not_split, why_not_trained_in_parts
 from alignment_core.recipes import TrainingConfig
 from tests.models import sequence_ranks, tensor_ranks
 
@@ -115,7 +115,7 @@ def test_reasons_in_a_configuration_against_four_ranks(shape: dict[str, object],
 def test_reasons_in_a_training(
     training: dict[str, object], zero_stage: int | None, dropout: bool, problem: str | None
 ) -> None:
-    reason = why_not_trained(TrainingConfig.model_validate(training), zero_stage, dropout)
+    reason = why_not_trained_in_parts(TrainingConfig.model_validate(training), zero_stage, dropout)
     assert reason is None if problem is None else reason is not None and reason.startswith(problem)
 
 

@@ -80,6 +80,15 @@ def test_master_weights_hold_a_frozen_tower(tmp_path: Path) -> None:
     assert [name.removeprefix("weights.model.") for name in names] == sorted(dict(model.named_parameters()))
 
 
+def made(kind: str, folder: Path) -> tuple[Path, str, dict[str, Path], ImageProcessor]:
+    """A tiny model's path, its placeholder for images, images by name, and its processor."""
+    make, placeholder = MODELS[kind]
+    path = make(folder / "model")
+    processor = ImageProcessor.of(path)
+    assert processor is not None
+    return path, placeholder, write_images(folder / "images"), processor
+
+
 @pytest.mark.parametrize(
     ("kind", "ranks", "trains_tower"),
     matrix(
@@ -93,11 +102,7 @@ def test_steps_are_those_of_plain_transformers(
     kind: str, ranks: tuple[int, int], trains_tower: bool, tmp_path: Path
 ) -> None:
     """``ranks``: their number, and the ZeRO stage."""
-    make, placeholder = MODELS[kind]
-    path = make(tmp_path / "model")
-    images = write_images(tmp_path / "images")
-    processor = ImageProcessor.of(path)
-    assert processor is not None
+    path, placeholder, images, processor = made(kind, tmp_path)
     rows = [
         (prompt.replace("IMAGE", placeholder), completion, [images[name] for name in names])
         for prompt, completion, names in ROWS
@@ -143,11 +148,7 @@ def uneven_rows(
 def test_steps_are_those_of_plain_transformers_where_some_ranks_have_no_image(
     kind: str, stage: int, trains_tower: bool, tmp_path: Path
 ) -> None:
-    make, placeholder = MODELS[kind]
-    path = make(tmp_path / "model")
-    images = write_images(tmp_path / "images")
-    processor = ImageProcessor.of(path)
-    assert processor is not None
+    path, placeholder, images, processor = made(kind, tmp_path)
     rows, texts = uneven_rows(processor, placeholder, images)
     check(path, rows, texts, (2, stage), trains_tower, tmp_path)
 

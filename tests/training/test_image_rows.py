@@ -16,7 +16,7 @@ from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.kto import Kto
 from alignment_core.training.methods.sft import Sft
 from alignment_core.training.step_data import StepData
-from alignment_core.training.training_rows import images_of, read_rows, rows_before
+from alignment_core.training.training_rows import images_by_row, read_rows, rows_before
 
 IDS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
 NAMES = [["a"], [], ["b", "c"]]
@@ -57,7 +57,7 @@ def test_a_pack_has_images_in_the_order_of_their_tokens(tmp_path: Path) -> None:
 
 def test_pairs_with_equal_ids_and_other_images_are_distinct(tmp_path: Path) -> None:
     table = pa.table({"images": NAMES})
-    images = images_of(table, tmp_path)
+    images = images_by_row(table, tmp_path)
     assert images == [(Images([tmp_path / "images" / "a"]),), (), (Images(tmp_path / "images" / n for n in "bc"),)]
     pairs = [([1], [2], (), *of) for of in (images[0], images[1], images[0], images[2])]
     unique, places = distinct(pairs)

@@ -17,7 +17,7 @@ from alignment_core.training.kto_mismatch import mismatched
 from alignment_core.training.methods.dpo_beta import DynamicDpo
 from alignment_core.training.methods.kto import Kto
 from alignment_core.training.trainer import Trainer
-from alignment_core.training.training_rows import have_images, rows_before, training_rows
+from alignment_core.training.training_rows import rows_before, table_has_images, training_rows
 from tests.training.test_trainer_ranks import open_job, train
 
 
@@ -25,7 +25,7 @@ def test_mismatched_rows_lie_in_a_file_and_are_those_of_the_whole_table(tmp_path
     prompts, completions = [[1], [1], [2, 2], [3]], [[5], [6, 7], [8], [9]]
     table = pa.table({"prompt_ids": prompts, "completion_ids": completions, "label": [True, False, True, True]})
     pq.write_table(table, tmp_path / "rows.parquet")
-    assert not have_images(tmp_path / "rows.parquet")
+    assert not table_has_images(tmp_path / "rows.parquet")
     method = Kto(KtoLossConfig())
     rows_found = rows_before(
         tmp_path / "rows.parquet", method, training_rows(tmp_path / "rows.parquet", method, None), tmp_path
@@ -41,7 +41,7 @@ def test_mismatched_rows_of_one_question_have_other_images(tmp_path: Path) -> No
     prompts, completions, images = [[1]] * 4, [[5], [6], [7], [8]], [["red"], ["red"], ["blue"], ["blue"]]
     columns = {"prompt_ids": prompts, "completion_ids": completions, "label": [True] * 4, "images": images}
     pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
-    assert have_images(tmp_path / "rows.parquet")
+    assert table_has_images(tmp_path / "rows.parquet")
     method = Kto(KtoLossConfig())
     rows = training_rows(tmp_path / "rows.parquet", method, None)
     mismatched_rows = rows_before(tmp_path / "rows.parquet", method, rows, tmp_path)

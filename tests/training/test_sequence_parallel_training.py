@@ -47,6 +47,8 @@ from tests.training.test_trainer_ranks import export, greatest_difference, open_
 pytestmark = pytest.mark.slow
 
 Weights = dict[str, torch.Tensor]
+Step = tuple[Any, Any, dict[str, Weights]]
+"""Of a policy: numbers of the forward passes before it, metrics, and the weights of each model after it."""
 
 
 @dataclass
@@ -216,6 +218,17 @@ PPO = {"critic": {"learning_rate": 1e-3}, "advantage": {"estimator": "gae"}}
 GRPO = {"loss": {"entropy_coef": 0.01, "top_entropy_quantile": 0.8}}
 
 
+def check_same_step(expected: Step, ours: Step) -> None:
+    """Two steps of a policy are equal up to rounding."""
+    (numbers, reports, weights), (our_numbers, our_reports, our_weights) = expected, ours
+    assert numbers.keys() == our_numbers.keys()
+    for name, column in numbers.items():
+        np.testing.assert_allclose(our_numbers[name], column, rtol=1e-5, atol=1e-5)
+    assert our_reports == pytest.approx(reports, rel=1e-5, abs=1e-5)
+    for name, of_model in weights.items():
+        assert greatest_difference(our_weights[name], of_model) < 1e-5
+
+
 @pytest.mark.parametrize(
     ("algorithm", "zero_stage"),
     matrix(
@@ -251,13 +264,7 @@ def test_a_step_of_a_policy_is_that_of_one_rank(
             reports = averages(policy.ranks.all(PolicyTrainer.update, returns, 0.1))
             exported = ["policy", "critic"] if algorithm == "PPO" else ["policy"]
             steps.append((numbers, reports, {name: policy.export(name) for name in exported}))
-    (numbers, reports, weights), (ours, our_reports, our_weights) = steps
-    assert numbers.keys() == ours.keys()
-    for name, column in numbers.items():
-        np.testing.assert_allclose(ours[name], column, rtol=1e-5, atol=1e-5)
-    assert our_reports == pytest.approx(reports, rel=1e-5, abs=1e-5)
-    for name, of_model in weights.items():
-        assert greatest_difference(our_weights[name], of_model) < 1e-5
+    check_same_step(*steps)
 
 
 @pytest.mark.parametrize("zero_stage", [0, 3])

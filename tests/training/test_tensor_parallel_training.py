@@ -36,7 +36,7 @@ from tests.training.test_kto_training import table as labelled  # noqa: F401 (a 
 from tests.training.test_master_weights import masters_in, next_round, one_step
 from tests.training.test_policy_ranks import Policy, sampled
 from tests.training.test_process_reward_training import table as stepwise  # noqa: F401 (a fixture)
-from tests.training.test_sequence_parallel_training import PPO, Result, check_equal, result
+from tests.training.test_sequence_parallel_training import PPO, Result, check_equal, check_same_step, result
 from tests.training.test_sequence_parallel_training import jobs as every_job  # noqa: F401 (a fixture)
 from tests.training.test_trainer_ranks import export, greatest_difference, open_job, opened, train
 
@@ -268,13 +268,7 @@ def test_a_step_of_a_policy_is_that_of_one_rank(
             reports = averages(policy.ranks.all(PolicyTrainer.update, returns, 0.1))
             exported = ["policy", "average", *(["critic"] if algorithm == "PPO" else [])]
             steps.append((numbers, reports, {name: policy.export(name) for name in exported}))
-    (numbers, reports, weights), (ours, our_reports, our_weights) = steps
-    assert numbers.keys() == ours.keys()
-    for name, column in numbers.items():
-        np.testing.assert_allclose(ours[name], column, rtol=1e-5, atol=1e-5)
-    assert our_reports == pytest.approx(reports, rel=1e-5, abs=1e-5)
-    for name, of_model in weights.items():
-        assert greatest_difference(our_weights[name], of_model) < 1e-5
+    check_same_step(*steps)
 
 
 @pytest.mark.parametrize("zero_stage", [1, 2])

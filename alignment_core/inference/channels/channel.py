@@ -27,8 +27,8 @@ BUFFERS = 2
 """One is filled while the other is read."""
 GPU_BUCKET_BYTES = 1 << 30
 """Size of a bucket in the memory of a GPU that has room for it."""
-OF_FREE = 4
-"""All buffers together take a part of a GPU's free memory: one by this."""
+FREE_MEMORY_DIVISOR = 4
+"""All buffers together take at most this part of a GPU's free memory: a quarter."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Channel:
 
 def gpu_bucket_bytes(free: Sequence[int]) -> int:
     """Size of a bucket on GPUs with so many bytes of free memory each: at most a GiB, and at least that of a CPU."""
-    fits = min(free) // (OF_FREE * BUFFERS)
+    fits = min(free) // (FREE_MEMORY_DIVISOR * BUFFERS)
     return max(BUCKET_BYTES, min(GPU_BUCKET_BYTES, fits >> 20 << 20))
 
 

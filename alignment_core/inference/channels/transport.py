@@ -1,4 +1,4 @@
-"""The way of a channel's bytes, which differs between the kinds of channels."""
+"""How a channel moves its bytes: the interface of each kind of channel."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class Transport:
     it needs at these moments, and nothing at the others."""
 
     buffers: list[Tensor]
-    """[bucket_bytes] uint8 each; there during an update."""
+    """[bucket_bytes] uint8 each, during an update."""
 
     def begin(self) -> None:
         """Prepare for an update, which all sides do at once."""
 
     def written(self, buffer: Tensor) -> None:
-        """The sender has filled the first bytes of the next buffer, of which the receivers know nothing yet."""
+        """Called when the sender has filled the start of a buffer, before it notifies the receivers."""
 
     def start(self, buffer: Tensor) -> None:
         """Begin to transfer these bytes, or to receive into them."""
@@ -28,7 +28,7 @@ class Transport:
         """Wait until the transfers that have begun are over."""
 
     def read(self) -> None:
-        """Wait until this receiver has read what it was told to: the sender may fill the buffer again."""
+        """Wait until this receiver has finished reading a buffer, so that the sender may fill it again."""
 
     def end(self) -> None:
         """Free what only an update needs, after all have loaded the weights."""

@@ -37,8 +37,7 @@ from alignment_core.stages.rl.weights import WeightSync
 from alignment_core.training.checkpoints import drop_incomplete, link_tree
 from alignment_core.training.policy_groups import open_groups
 from alignment_core.training.policy_trainer import RlJob
-from alignment_core.training.training_rows import have_images as table_has_images
-from alignment_core.training.training_rows import shuffles
+from alignment_core.training.training_rows import shuffles, table_has_images
 
 STOP_SECONDS = 0.2
 """Interval at which calls in progress are ended once the run is being stopped."""

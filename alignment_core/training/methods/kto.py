@@ -14,7 +14,7 @@ from alignment_core.losses.ties import logps_rounding, positive
 from alignment_core.models.microbatch import MicroBatch, Row, TokenSequence
 from alignment_core.recipes.sections.kto import KtoLossConfig
 from alignment_core.training.kto_mismatch import mismatched
-from alignment_core.training.training_rows import images_of
+from alignment_core.training.training_rows import images_by_row
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,7 +48,7 @@ class Kto:
         if self.config.loss_type != "kto":
             return []
         prompts, completions = (column(table, f"{name}_ids") for name in ("prompt", "completion"))
-        return _Rows(table, mismatched(prompts, completions, images=images_of(table, Path())))
+        return _Rows(table, mismatched(prompts, completions, images=images_by_row(table, Path())))
 
     def sums_before(self, output: Tensor, batch: MicroBatch, reference_S: Tensor | None) -> Tensor:
         """The log-ratios of mismatched completions, in nats. [1]"""
