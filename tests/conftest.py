@@ -58,6 +58,9 @@ def pytest_configure(config: pytest.Config) -> None:
 WARM = {"machines": ("machines: Any", "run: RunRl"), "services": ("services: Services",)}
 """Slow fixtures that serve many files, and how tests request them: a single worker runs all of these files."""
 
+WARM_AT_ONCE = 4
+"""Settings whose actors stay warm."""
+
 
 @functools.cache
 def group_of(file: Path) -> str:
@@ -238,7 +241,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 
 @pytest.fixture(scope="session")
 def machines() -> Iterator[Machines]:
-    """Warm machines with so many trainer ranks, all over one Ray; actors start when a test first asks for them."""
+    """Warm machines with so many trainer ranks, all over one Ray; actors start when a test first asks for them, and end when
+    others were asked for since (each has half a gigabyte); they start again in a test that keeps the machines."""
     temporary = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # a short path, for Ray's sockets
     machines_of: dict[str, WarmMachines] = {}
     usual = {
@@ -252,7 +256,12 @@ def machines() -> Iterator[Machines]:
 
     def of_world(world: int, **resources: Any) -> WarmMachines:
         config = ResourcesConfig(**{**usual, "trainers": world, **resources})
-        return machines_of.setdefault(config.model_dump_json(), WarmMachines(config, temporary))
+        name = config.model_dump_json()
+        asked = machines_of[name] = machines_of.pop(name, None) or WarmMachines(config, temporary)
+        for machines in list(machines_of.values())[:-WARM_AT_ONCE]:
+            if machines.actors.ray is not None:
+                machines.actors.end_actors()
+        return asked
 
     yield of_world
     connected = [machines for machines in machines_of.values() if machines.actors.ray is not None]

@@ -15,6 +15,7 @@ from alignment_core.artifacts.retention import prune
 from alignment_core.errors import UserError
 from alignment_core.lineage import Graph, Tree, text_tree, to_json
 from tests.artifacts.conftest import age, is_whole
+from tests.matrix import matrix
 from tests.processes import kill_at
 
 KEY, OTHER_KEY = "a" * 64, "b" * 64
@@ -35,7 +36,7 @@ def outputs(write):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("from_scratch", [False, True])
+@pytest.mark.parametrize("from_scratch", matrix([False, True], usual=[False]))
 def test_killed_publisher_leaves_all_outputs_finished_or_none_visible_after_a_collection(
     from_scratch, tmp_path, outputs, draft, in_children
 ):

@@ -139,6 +139,7 @@ def test_each_rank_shares_a_gpu_with_the_engine_of_the_same_number(seen: Seen) -
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_each_rank_sees_its_own_gpu_where_ray_hides_none() -> None:
     """With this variable, which some clusters set, every rank would otherwise compute on the first GPU. The four GPUs have
     the numbers 4 to 7 here."""

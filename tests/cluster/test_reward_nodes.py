@@ -63,6 +63,7 @@ def meet(x):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_all_nodes_answer_and_a_node_ends_with_the_pool(short_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "meet.py").write_text(FUNCTION)
     answers = tmp_path / "answers.json"

@@ -52,6 +52,7 @@ print(json.dumps([use(2), use(10)]))
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_five_times_the_texts_take_hardly_more_memory(tmp_path: Path) -> None:
     out = subprocess.run([sys.executable, "-c", MEASURE, str(tmp_path)], capture_output=True, text=True, check=True)
     few, many = json.loads(out.stdout.splitlines()[-1])

@@ -25,6 +25,7 @@ from alignment.flows.shipped_recipes import shipped
 from alignment_core import journal
 from tests.deployments.endings import OVERRIDES, check_that_it_goes_on, steps, times_started, training
 from tests.deployments.up import ALIGN, PASSWORD, Services
+from tests.matrix import matrix
 from tests.processes import processes_of, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -113,7 +114,10 @@ def test_the_default_database_is_sqlite_below_the_home(tmp_path: Path, migrated:
     assert wait_until(lambda: not processes_of(tmp_path), 30), processes_of(tmp_path)
 
 
-@pytest.mark.parametrize("stop", ["SIGINT", "SIGTERM", "SIGTERM of the foreground", "down"])
+@pytest.mark.parametrize(
+    "stop",
+    matrix(["SIGINT", "SIGTERM", "SIGTERM of the foreground", "down"], usual=["SIGTERM of the foreground", "down"]),
+)
 def test_services_that_register_deployments_stop_promptly(tmp_path: Path, migrated: Path, stop: str) -> None:
     (tmp_path / "prefect").mkdir()
     shutil.copyfile(migrated, tmp_path / "prefect" / "prefect.db")

@@ -127,6 +127,7 @@ def test_a_branch_and_the_whole_may_each_have_a_judge(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_policies_share_a_table_with_lengths_and_only_a_changed_branch_runs_again(align: Align, tmp_path: Path) -> None:
     small = {"training": {"max_steps": 2, "batch_size": 4}}
     branches = {

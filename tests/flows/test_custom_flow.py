@@ -133,6 +133,7 @@ def first(home: Path, prefect_api: dict[str, str]) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.exhaustive
 def test_a_killed_custom_flow_resumes_without_repeating_finished_stages(home: Path, first: dict[str, Any]) -> None:
     assert states(first)["model"] == "cached"
     assert first["status"] == "completed"

@@ -40,6 +40,7 @@ def seen(events: list[dict[str, Any]]) -> set[tuple[str, str, bool]]:
     }
 
 
+@pytest.mark.exhaustive
 def test_each_stage_begins_and_ends_once_in_every_attempt(align: Align, home: Path) -> None:
     recipe, file = str(home / "small.yaml"), home / "events.ndjson"
     align(home, "run", recipe, "--set", "sft.training.max_loss=0.000001", expect=1)

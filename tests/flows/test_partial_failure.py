@@ -218,6 +218,7 @@ def test_the_variants_of_a_sweep_that_do_not_diverge_are_ranked_and_cached(align
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.exhaustive
 def test_the_branches_of_a_comparison_that_do_not_diverge_are_compared(align: Align, tmp_path: Path) -> None:
     file = tmp_path / "compared.json"
     branches = {name: {**branch, "evaluation": "ours"} for name, branch in COMPARISON["branches"].items()}

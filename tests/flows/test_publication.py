@@ -63,6 +63,7 @@ def test_a_failed_publication_is_completed_by_resuming(align: Align, tiny_model:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_resumed_run_starts_from_what_its_tag_pointed_to_before_its_own_promotion(
     align: Align, tiny_model: TinyModel, tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ from alignment_core.recipes import GenerationConfig, ResourcesConfig, RlConfig
 from alignment_core.stages.generate import GenerateConfig
 from alignment_core.stages.rl import RlStageConfig
 from tests.images import COLOURS, tiny_llava, tiny_qwen_vl, write_images
+from tests.matrix import matrix
 
 pytestmark = pytest.mark.slow
 
@@ -122,6 +123,7 @@ def test_rollouts_hold_the_images_of_their_prompts(kind: str, machines: Any, tmp
         assert hashlib.sha256((outputs["rollouts"] / "images" / digest).read_bytes()).hexdigest() == digest
 
 
+@pytest.mark.parametrize("kind", matrix(["qwen", "llava"], usual=["qwen"]))
 def test_a_policy_learns_to_name_colours(kind: str, machines: Any, tmp_path: Path) -> None:
     """GRPO of a policy that answers with any colour's letter. The reward is 1 for that of the picture, else 0."""
     start = KINDS[kind](tmp_path / "start")

@@ -15,6 +15,7 @@ from alignment_core.errors import DataError
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
 from tests.environments.test_agents import BARE
+from tests.matrix import matrix
 from tests.stages.conftest import RunRl
 from tests.stages.rl_runs import GENERATIONS, RESOURCES, Section, prompts, rows_of, section_of, steps_of
 
@@ -141,7 +142,7 @@ def section(tmp_path: Path) -> Section:
     )
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", matrix([0, 1], usual=[0]))
 def test_observations_are_in_the_tokens_and_are_not_trained_on(staleness: int, section: Section, run: RunRl) -> None:
     section["execution"] = {"max_staleness": staleness}
     outputs, result = run(section)
@@ -175,7 +176,7 @@ def test_observations_are_in_the_tokens_and_are_not_trained_on(staleness: int, s
     assert result.metrics["mismatch"] < (1e-6 if staleness == 0 else 0.1), "the trainer reads what the engine read"
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", matrix([0, 1], usual=[1]))
 def test_an_agent_drives_the_policy_token_for_token(
     staleness: int, section: Section, tmp_path: Path, run: RunRl
 ) -> None:
@@ -204,7 +205,7 @@ def test_an_agent_drives_the_policy_token_for_token(
         assert again.outputs == result.outputs
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", matrix([0, 1], usual=[0]))
 def test_failed_episodes_are_counted_and_left_out(
     staleness: int, section: Section, resources: ResourcesConfig, tmp_path: Path, run: RunRl
 ) -> None:

@@ -70,7 +70,9 @@ def run(machines: Any, tiny_model: Any, tmp_path: Path) -> Placed:
             id="PPO with the KL in its reward",
         ),
         pytest.param(
-            {"kl": {"coefficient": 0.1}, "loss": {"top_entropy_quantile": 0.5}}, id="GRPO on tokens of high entropy"
+            {"kl": {"coefficient": 0.1}, "loss": {"top_entropy_quantile": 0.5}},
+            id="GRPO on tokens of high entropy",
+            marks=pytest.mark.exhaustive,
         ),
         pytest.param(PPO, id="without KL", marks=pytest.mark.exhaustive),
     ],
@@ -160,6 +162,7 @@ def test_groups_of_ranks_that_compute_together_train_the_same_policy(
             assert result.metrics[metric] == pytest.approx(alone.metrics[metric], rel=1e-4), (name, metric)
 
 
+@pytest.mark.exhaustive
 def test_ranks_that_share_layers_train_the_same_policy(section: Section, machines: Any, tmp_path: Path) -> None:
     """Policy, critic and reference in two parts; the engine gets whole weights, as the policy's next samples show."""
     model = tmp_path / "model"

@@ -48,6 +48,7 @@ def run_in_parallel(
     return result
 
 
+@pytest.mark.exhaustive
 def test_two_workers_hold_the_policy(
     parallel: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
 ) -> None:

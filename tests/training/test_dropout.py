@@ -21,6 +21,7 @@ from alignment_core.recipes.sections.preference import ReferenceSyncConfig
 from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.sft import Sft
 from alignment_core.training.trainer import Trainer
+from tests.matrix import cases
 from tests.stages.calls import ROOT
 from tests.training.conftest import MODEL
 from tests.training.test_trainer_ranks import export, open_job, train
@@ -124,7 +125,7 @@ print(json.dumps(passes))
 """How often the first layer is computed in each of two steps of one micro-batch, with an evaluation between them."""
 
 
-@pytest.mark.parametrize(("checkpointing", "passes"), [(False, 1), (True, 2)])
+@pytest.mark.parametrize(("checkpointing", "passes"), cases([(False, 1), (True, 2)], usual=[(True, 2)]))
 def test_gradient_checkpointing_computes_a_layer_again_in_the_backward_pass_of_every_step(
     checkpointing: bool, passes: int, make_job: Any, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ from alignment_core.training.ranks import open_job as open_policy
 from alignment_core.training.resumable import resume, save_progress
 from alignment_core.training.step_data import StepData
 from alignment_core.training.step_report import StepReport
+from tests.matrix import cases
 from tests.training.conftest import MODEL, random_ids
 from tests.training.test_trainer_ranks import export, greatest_difference, open_job, train
 
@@ -106,7 +107,11 @@ class Policy:
 
 
 @pytest.mark.parametrize(
-    ("zero_stage", "bf16"), [(0, False), (1, False), (2, False), (3, False), (0, True), (1, True), (3, True)]
+    ("zero_stage", "bf16"),
+    cases(
+        [(0, False), (1, False), (2, False), (3, False), (0, True), (1, True), (3, True)],
+        usual=[(0, False), (1, True), (3, True)],
+    ),
 )
 def test_the_moving_average_follows_the_equation_and_survives_a_stop(
     zero_stage: int, bf16: bool, machines: Any, tiny_model: Any, tmp_path: Path
@@ -139,7 +144,9 @@ def test_the_moving_average_follows_the_equation_and_survives_a_stop(
         assert all(torch.equal(resumed[name], average[name]) for name in average)
 
 
-@pytest.mark.parametrize(("zero_stage", "bf16"), [(0, False), (2, True), (3, False)])
+@pytest.mark.parametrize(
+    ("zero_stage", "bf16"), cases([(0, False), (2, True), (3, False)], usual=[(2, True), (3, False)])
+)
 def test_a_refreshed_reference_is_the_policy_of_that_step_and_survives_a_stop(
     zero_stage: int, bf16: bool, machines: Any, tiny_model: Any, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ from alignment.flows.cli import main as cli
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store
 from alignment_core.canonical import digest_of
 from tests.align import align_here
+from tests.matrix import cases
 
 ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "alignment.flows.cli.main"]
@@ -418,7 +419,7 @@ def ending(stream: str, command: list[str], home: Path) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stream", "more"), [("full", []), ("gone", ["--json"])])
+@pytest.mark.parametrize(("stream", "more"), cases([("full", []), ("gone", ["--json"])], usual=[("gone", ["--json"])]))
 def test_the_exit_code_of_a_run_is_kept_if_its_output_is_not_read(tmp_path, stream, more):
     assert ending(stream, [*COMMAND, "run", str(tmp_path / "missing.yaml"), *more], tmp_path) == 2
     (tmp_path / "recipe.yaml").write_text(RECIPE)

@@ -20,6 +20,7 @@ from tests.align import align_here
 from tests.conftest import fill
 from tests.flows.fake_hub import fake_hub
 from tests.init.rows_of_kinds import ROWS, jsonl
+from tests.matrix import cases
 
 Align = Callable[..., subprocess.CompletedProcess[str]]
 COMMAND = [sys.executable, "-m", "alignment.flows.cli.main"]
@@ -209,7 +210,9 @@ def test_an_unreachable_hub_is_reported_once_and_the_recipe_still_written(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("data_of_hub", "model_of_hub"), [("", ""), ("hf://datasets/", "hf://")])
+@pytest.mark.parametrize(
+    ("data_of_hub", "model_of_hub"), cases([("", ""), ("hf://datasets/", "hf://")], usual=[("hf://datasets/", "hf://")])
+)
 def test_names_of_the_hub_are_looked_at_there(
     data_of_hub: str, model_of_hub: str, folder: Path, tmp_path: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
