@@ -257,7 +257,8 @@ def machines() -> Iterator[Machines]:
     def of_world(world: int, **resources: Any) -> WarmMachines:
         config = ResourcesConfig(**{**usual, "trainers": world, **resources})
         name = config.model_dump_json()
-        asked = machines_of[name] = machines_of.pop(name, None) or WarmMachines(config, temporary)
+        asked = machines_of.pop(name) if name in machines_of else WarmMachines(config, temporary)
+        machines_of[name] = asked  # the last
         for machines in list(machines_of.values())[:-WARM_AT_ONCE]:
             if machines.actors.ray is not None:
                 machines.actors.end_actors()
