@@ -172,6 +172,12 @@ def _of_reinforcement(work: Reinforcement, resources: ResourcesConfig, cluster: 
     roles = [role for _, role, _, _ in learners]
     if cluster.device.trainers_rest(resources, section.execution.max_staleness):  # in pinned CPU memory
         roles = [replace(role, host=role.host + role.resident) for role in roles]
+    if (
+        resources.weight_update_mode == "delta"
+    ):  # a copy of the last update: in the policy's first rank, and in each worker
+        copy = 2.0 * cluster.model.parameters
+        roles = [replace(role, host=role.host + copy * (role.name == "policy")) for role in roles]
+        engine = replace(engine, host=copy)
     peaks = tuple(_peaks(work, resources, cluster, learners, engine, reward))
     counts = {
         "prompt_tokens": prompts * work.prompt,

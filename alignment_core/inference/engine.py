@@ -190,17 +190,27 @@ class Engine:
         except BaseException:
             self.close_channel()  # the trainers wait for no engine that cannot begin
             raise
-        if failure := next(filter(None, self.llm.collective_rpc("receive_weights")), None):
-            raise PeerFailed(failure)
+        self._update("receive_weights")
 
     def begin_update(self) -> None:
         """Prepare for new weights. A sleeping engine wakes up, without its KV cache; requests in progress wait."""
         self._begin()
         self.llm.collective_rpc("begin_update")
 
+    def begin_delta(self) -> list[str | None]:
+        """Expect patches in the buckets of this update (:mod:`~.channels.deltas`); returns each worker's version."""
+        versions: list[str | None] = self.llm.collective_rpc("begin_delta")
+        return versions
+
     def load_bucket(self, bucket: Bucket) -> None:
-        """Load some of the new weights, which come as buckets."""
-        self.llm.collective_rpc("load_bucket", args=(bucket,))
+        """Load some of the new weights, which come as buckets. Raises PeerFailed for patches of other weights."""
+        self._update("load_bucket", bucket)
+
+    def _update(self, method: str, *arguments: Any) -> None:
+        """Call a method of all workers that returns the sentence of a failure. Raises PeerFailed with it."""
+        failures = self.llm.collective_rpc(method, args=arguments)
+        if failure := next(filter(None, failures), None):
+            raise PeerFailed(failure)
 
     def end_update(self, policy: str, version: int, adapter_follows: bool = False) -> None:
         """All new weights are loaded: the KV cache wakes up, and requests in progress continue with them; both at

@@ -11,6 +11,7 @@ from alignment_core.errors import PeerFailed
 from alignment_core.inference.channels.buckets import Assembler, Bucket, from_bucket
 from alignment_core.inference.channels.channel import Channel, Receiver, free_gpu_memory
 from alignment_core.inference.channels.control import Address
+from alignment_core.inference.channels.deltas import DeltaDecoder
 from alignment_core.models.saving import check_loadable, weight_files
 
 
@@ -28,6 +29,8 @@ class WeightUpdate:
     assembler: Assembler
     receiver: Receiver | None = None
     """The open channel from the trainers."""
+    delta_decoder: DeltaDecoder | None = None
+    """Puts whole tensors together, if buckets have patches."""
     wrappers: list[tuple[Any, str, Any]]
     """Layers that can have adapters, which are removed from the model during an update: (parent, name, layer)."""
 
@@ -55,9 +58,23 @@ class WeightUpdate:
         with set_current_vllm_config(self.vllm_config):  # operators read the current configuration
             initialize_layerwise_reload(model)
 
-    def load_bucket(self, bucket: Bucket) -> None:
-        """Load some of the weights; a layer is replaced as soon as all of its weights are loaded."""
-        self._load(from_bucket(self.assembler, bucket))
+    def begin_delta(self) -> str | None:
+        """Expect patches in the buckets of this update; returns the version of the last one that came so."""
+        if self.delta_decoder is None:
+            self.delta_decoder = DeltaDecoder()
+        return self.delta_decoder.begin()
+
+    def load_bucket(self, bucket: Bucket) -> str | None:
+        """Load some of the weights; a layer is replaced as soon as all of its weights are loaded. Failures: see
+        :meth:`receive_weights`."""
+        weights: Iterable[tuple[str, Any]] = from_bucket(self.assembler, bucket)
+        if self.delta_decoder is not None:
+            weights = self.delta_decoder.decode(weights)
+        try:
+            self._load(weights)
+        except PeerFailed as error:
+            return str(error)
+        return None
 
     def node(self) -> str | None:
         """Ray's id of the node that this worker is on; None for a process of the engine's own, which is on its node."""
@@ -74,7 +91,8 @@ class WeightUpdate:
         self.receiver = Receiver(channel, address)
 
     def close_channel(self) -> None:
-        """Close the channel, if one is open."""
+        """Close the channel, if one is open, and forget the weights that patches were for."""
+        self.delta_decoder = None
         if self.receiver is not None:
             self.receiver.close()
             self.receiver = None

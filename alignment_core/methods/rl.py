@@ -57,7 +57,22 @@ class RlRecipe(BaseRecipe):
                 f"`rl.training.lora.r` is {lora.r}, above `resources.max_lora_rank` {most}: raise that, or leave it out, so "
                 "that engines get merged weights"
             )
+        if self.resources.weight_update_mode == "delta":
+            self._check_deltas(sends_adapter=lora is not None and most is not None and lora.is_addable)
         return self
+
+    def _check_deltas(self, sends_adapter: bool) -> None:
+        """Raise ValueError where updates as patches would send no less."""
+        if sends_adapter:
+            raise ValueError(
+                "`resources.weight_update_mode: delta` has no effect with `resources.max_lora_rank`, with which engines get "
+                "the adapter alone: leave one of them out"
+            )
+        if not self.rl.training.bf16:
+            raise ValueError(
+                "`resources.weight_update_mode: delta` needs `rl.training.bf16: true`: in fp32 nearly all weights change in "
+                "each step"
+            )
 
 
 def compose(recipe: RlRecipe) -> Outputs:

@@ -26,6 +26,7 @@ ON_REQUEST = (
     "sweep",
     "weight_update",
     "channels",
+    "deltas",
     "startup_real",
     "endings",
     "recipes",

@@ -66,6 +66,20 @@ def test_bytes_of_a_parameter_on_four_ranks(stage: int, offload: bool, expected:
     assert role.host / model.parameters == pytest.approx(4.0 if offload else 0.0)
 
 
+def test_updates_as_patches_take_a_copy_of_the_weights_in_cpu_memory(tmp_path: Path) -> None:
+    """7.62B parameters of 2 bytes; engines of two GPUs each have a copy for each GPU."""
+    cluster = Cluster(hardware_of("h100"), 8, Architecture.of(QWEN_2_5_7B))
+    apart = {"placement": "disaggregated", "tensor_parallel_size": 2, "trainers": 4, "engines": 2}
+    by_mode = []
+    for mode in ("full", "delta"):
+        recipe = recipe_of(tmp_path, ppo({**apart, "weight_update_mode": mode}))
+        result = estimate(only_work(recipe), recipe.resources, cluster)
+        by_mode.append({role.name: role.host / GB for role in result.roles})
+    full, delta = by_mode
+    more = {name: delta[name] - full[name] for name in full if delta[name] != full[name]}
+    assert more == {name: pytest.approx(2 * 7.62, rel=0.01) for name in ("policy", "engines")}
+
+
 def test_the_counted_bucket_is_that_of_training() -> None:
     assert memory.BUCKET == LARGEST_BUCKET
 

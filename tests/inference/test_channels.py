@@ -37,8 +37,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     monkeypatch.setattr(gpu_memory, "Cuda", FakeCuda)
     made: list[Sides] = []
 
-    def opened(kind: str, receivers: int = 2, seconds: float = 20.0) -> Sides:
-        made.append(Sides(channel_of(kind, receivers, seconds)))
+    def opened(kind: str, receivers: int = 2, seconds: float = 20.0, sends_deltas: bool = False) -> Sides:
+        made.append(Sides(channel_of(kind, receivers, seconds, sends_deltas)))
         return made[-1]
 
     yield opened
@@ -46,10 +46,10 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
         sides.end()
 
 
-def channel_of(kind: str, receivers: int, seconds: float) -> Channel:
+def channel_of(kind: str, receivers: int, seconds: float, sends_deltas: bool = False) -> Channel:
     on_gpus = kind.startswith("gpu ")
     of_channel: Any = kind.removeprefix("gpu ")
-    return Channel(of_channel, receivers, seconds, on_gpus=on_gpus, bucket_bytes=1 << 16)
+    return Channel(of_channel, receivers, seconds, on_gpus=on_gpus, bucket_bytes=1 << 16, sends_deltas=sends_deltas)
 
 
 @pytest.mark.parametrize("size", [16, 1_000, 1 << 16, 1 << 20])
@@ -114,6 +114,44 @@ def test_names_and_shapes_travel_once(kind: str, opened: Open, monkeypatch: pyte
     (status, with_layout), *_ = sides.reports()
     assert status == "ok"
     assert with_layout == [True] * 3 + [False] * 3 + [True] * 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_patches_arrive_as_the_weights_that_were_sent(kind: str, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    from alignment_core.inference.channels import channel as module
+
+    sizes: list[int] = []
+
+    class Recording(module.Peers):
+        def send(self, message: Any) -> None:
+            if isinstance(message, dict) and "size" in message:
+                sizes[-1] += message["size"]
+            super().send(message)
+
+    monkeypatch.setattr(module, "Peers", Recording)
+    changed = [(name, tensor.clone()) for name, tensor in weights_of(1)]
+    changed[0][1][7, 5] = -0.0
+    changed[-1][1][1] = 2.0  # 64 elements
+    updates = [weights_of(1), changed, changed, weights_of(2, rows=500)[1:]]
+
+    def send(sender: Sender) -> list[int]:
+        for update in updates:
+            sizes.append(0)
+            sender.send(update)
+        return sizes
+
+    sides = opened(kind, sends_deltas=True)
+    sides.start(send, receives(len(updates)))
+    (status, sent), *received = sides.reports()
+    assert received == [("ok", [as_received(update) for update in updates])] * 2
+    assert status == "ok"
+    full = [sum(tensor.nbytes for _, tensor in update) for update in updates]
+    assert sent[0] == full[0]
+    # 39,300 elements of fp32 and 4,096 of fp16 are patched: checksums, 65 values with gaps, one gap that is filled. The others
+    # are 14, 180, 4, 0 and 9 bytes: a patch of the first is 8, of the second 8, of the number 4 whole, and of the last 8.
+    assert sent[1] == (8 + 2 * 6) + 8 + 8 + 4 + 0 + 8 + (8 + 64 * 4)
+    assert sent[2] == (8 + 6) + 8 + 8 + 4 + 0 + 8 + 8
+    assert sent[3] == full[3]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -17,9 +17,12 @@ import torch
 import transformers
 
 from alignment_core.artifacts import Reference
+from alignment_core.cluster.actor import call
 from alignment_core.cluster.group import ActorGroup, wait_together
 from alignment_core.errors import InfrastructureError, PeerFailed
+from alignment_core.inference.channels import deltas
 from alignment_core.inference.channels.channel import Channel, Sender
+from alignment_core.inference.channels.deltas import make_patch
 from alignment_core.inference.channels.ray_objects import RaySender
 from alignment_core.inference.engine import Engine, EngineRequest
 from alignment_core.models.adapters import merged
@@ -27,7 +30,7 @@ from alignment_core.models.model_ref import Model
 from alignment_core.models.saving import save_checkpoint
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.models.weight_transfer import WeightStream
-from alignment_core.recipes import LoraConfig
+from alignment_core.recipes import GenerationConfig, LoraConfig
 from tests.inference.test_engine_mixtures import MIXTURES
 from tests.matrix import matrix
 from tests.models.test_adapters import adapted
@@ -38,7 +41,7 @@ KINDS = ("memory", "broadcast", "ray")
 POLICY = {name: Reference.parse(f"model@sha256:{name * 64}") for name in "ab"}
 PROMPTS = [[72, 101, 108], [1, 2, 3, 4, 5], list(range(40))]
 Weights = Iterable[tuple[str, torch.Tensor]]
-Connect = Callable[[str, ActorGroup[Engine]], Callable[[Weights, int], None]]
+Connect = Callable[..., Callable[[Weights, int], None]]
 
 
 @pytest.fixture
@@ -47,9 +50,12 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connect]:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     with ExitStack() as open_ones:
 
-        def connect(kind: Any, engines: ActorGroup[Engine]) -> Callable[[Weights, int], None]:
+        def connect(
+            kind: Any, engines: ActorGroup[Engine], sends_deltas: bool = False
+        ) -> Callable[[Weights, int], None]:
             if kind == "ray":
-                by_ray = RaySender(engines.actors, Engine.load_bucket.__name__, 60.0)
+                begin = call(Engine.begin_delta) if sends_deltas else None
+                by_ray = RaySender(engines.actors, Engine.load_bucket.__name__, 60.0, begin)
 
                 def push(weights: Weights, version: int) -> None:
                     engines.all(Engine.begin_update)
@@ -57,7 +63,8 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connect]:
                     engines.all(Engine.end_update, str(POLICY["a"]), version)
 
                 return push
-            channel = Channel(kind, sum(map(len, engines.all(Engine.nodes))), seconds=60.0, bucket_bytes=50_000)
+            workers = sum(map(len, engines.all(Engine.nodes)))
+            channel = Channel(kind, workers, seconds=60.0, bucket_bytes=50_000, sends_deltas=sends_deltas)
             sender = Sender(channel)
             open_ones.callback(sender.close)
             engines.all(Engine.open_channel, channel, sender.address)
@@ -79,6 +86,27 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connect]:
 def stream() -> Callable[[Path], WeightStream]:
     """The weights of a folder, as rank 0 of the trainers has them."""
     return lambda path: WeightStream(transformers.AutoModelForCausalLM.from_pretrained(path), rank=0, zero_stage=0)
+
+
+def sampled(engines: ActorGroup[Engine]) -> list[tuple[list[int], list[float]]]:
+    """Tokens and log-probabilities of completions of fixed seeds."""
+    config = GenerationConfig(num_generations=2, max_completion_length=8)
+    completions = engines.one(0, Engine.generate, str(POLICY["a"]), PROMPTS, config, [257], 5)
+    return [(completion.token_ids.tolist(), completion.logps.tolist()) for completion in completions.each()]
+
+
+def trained(model: Path, steps: int, folder: Path) -> list[Path]:
+    """A model after each of some steps, in which one weight in fifty changes."""
+    weights = transformers.AutoModelForCausalLM.from_pretrained(model)
+    noise = torch.Generator().manual_seed(0)
+    after = []
+    for step in range(steps):
+        for parameter in weights.parameters():
+            chosen = torch.rand(parameter.shape, generator=noise) < 0.02
+            parameter.data[chosen] += 0.1
+        after.append(folder / f"step-{step}")
+        save_checkpoint(weights, model, after[-1], weights.state_dict())
+    return after
 
 
 def difference(engines: ActorGroup[Engine], model: Path, rank: int = 0) -> float:
@@ -106,6 +134,42 @@ def test_each_update_gives_its_own_log_probabilities(
             send(stream(models[name]).tensors(), version)
             assert difference(engines, models[name]) < 1e-4
             assert difference(engines, models["a" if name == "b" else "b"]) > 1e-3
+
+
+@pytest.mark.parametrize(("kind", "shards"), matrix(KINDS, [1, 2], usual=[("broadcast", 1)]))
+def test_patches_give_the_log_probabilities_of_full_updates(
+    kind: str,
+    shards: int,
+    machines: Any,
+    tiny_model: Any,
+    connect: Connect,
+    stream: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    are_patches: list[bool] = []
+
+    def recorded(base: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor | None:
+        patch = make_patch(base, tensor)
+        are_patches.append(patch is not None)
+        return patch
+
+    monkeypatch.setattr(deltas, "make_patch", recorded)
+    start = tiny_model("llama", True, seed=0)
+    models = [start, *trained(start, 3, tmp_path)]
+    with machines(1, tensor_parallel_size=shards).engines(EngineRequest(Model(start, POLICY["a"]), 128)) as engines:
+        by_mode = []
+        for sends_deltas in (False, True):
+            send = connect(kind, engines, sends_deltas)
+            of_steps = []
+            for version, model in enumerate(models):
+                send(stream(model).tensors(), version)
+                of_steps.append(sampled(engines))
+            by_mode.append(of_steps)
+        assert by_mode[0] == by_mode[1]
+        assert len({str(of_step) for of_step in by_mode[0]}) == len(models)
+        assert are_patches == [True] * 3 * len(dict(stream(start).tensors()))
+        assert difference(engines, models[-1]) < 1e-4
 
 
 @pytest.mark.parametrize("kind", matrix(KINDS, usual=["ray"]))
@@ -182,9 +246,12 @@ def test_weights_that_an_engine_cannot_load_end_the_sender(
     assert str(raised.value.__context__).startswith("an engine failed in a weight update: ")
 
 
-@pytest.mark.parametrize("kind", matrix(KINDS, usual=["memory", "broadcast"]))
+@pytest.mark.parametrize(
+    ("kind", "sends_deltas"),
+    matrix(KINDS, [False, True], usual=[("memory", False), ("broadcast", False)]),
+)
 def test_an_engine_that_is_killed_in_an_update_is_replaced(
-    kind: str, machines: Any, tiny_model: Any, connect: Connect, stream: Any
+    kind: str, sends_deltas: bool, machines: Any, tiny_model: Any, connect: Connect, stream: Any
 ) -> None:
     models = {name: tiny_model("llama", True, seed=seed) for seed, name in enumerate("ab")}
     request = EngineRequest(Model(models["a"], POLICY["a"]), 128)
@@ -198,7 +265,8 @@ def test_an_engine_that_is_killed_in_an_update_is_replaced(
 
     def update() -> None:
         with two.engines(request) as engines:
-            send = connect(kind, engines)
+            send = connect(kind, engines, sends_deltas)
+            send(stream(models["a"]).tensors(), 0)
             pids = [actor.__ray_call__.remote(lambda _: os.getpid()) for actor in engines.actors]
             send(killed_after(3, stream(models["b"]).tensors(), engines.ray.get(pids[1])), 1)
 
@@ -206,6 +274,6 @@ def test_an_engine_that_is_killed_in_an_update_is_replaced(
         update()
     assert two.actors.engines is None, "the other one is half-loaded"
     with two.engines(request) as engines:
-        send = connect(kind, engines)
+        send = connect(kind, engines, sends_deltas)
         send(stream(models["b"]).tensors(), 1)
         assert [difference(engines, models["b"], rank) < 1e-4 for rank in range(2)] == [True, True]

@@ -183,6 +183,14 @@ def test_the_section_nightly_is_optional(load):
             "`rl.training.lora.r` is 16, above `resources.max_lora_rank` 8: raise that, or leave it out",
         ),
         (
+            ["resources.weight_update_mode=delta"],
+            "`resources.weight_update_mode: delta` needs `rl.training.bf16: true`: in fp32 nearly all weights change",
+        ),
+        (
+            ["rl.training={bf16: true, lora: {r: 2}}", "resources={weight_update_mode: delta, max_lora_rank: 8}"],
+            "`resources.weight_update_mode: delta` has no effect with `resources.max_lora_rank`, with which engines get the",
+        ),
+        (
             ["rl.training.lora={target_parameters: [experts.down_proj], lora_dropout: 0.1}"],
             "`lora_dropout` 0.1 drops inputs of linear layers, and the adapters of `target_parameters` are added to weights",
         ),

@@ -51,6 +51,28 @@ def test_each_channel_gives_the_same_digests(
     assert len({tuple(sorted(result.outputs.items())) for result in results.values()}) == 1
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("training", "more"),
+    [
+        pytest.param({}, {}, id="one engine"),
+        pytest.param({}, {"engines": 2, "zero_stage": 3}, id="two engines and ZeRO 3"),
+        pytest.param({}, {"trainer_tensor_parallel_size": 2}, id="tensor-parallel trainers"),
+        pytest.param({"lora": {"r": 4}}, {}, id="merged adapters"),
+    ],
+)
+def test_patches_give_the_same_digests(
+    training: dict[str, Any], more: dict[str, Any], section: Section, run: RunRl
+) -> None:
+    section["training"] |= {"bf16": True, "learning_rate": 1e-4, **training}
+    resources = RESOURCES.model_copy(update=more)
+    _, full = run(section, "full", resources=resources)
+    for kind in KINDS:
+        changed = {"weight_transfer": kind, "weight_update_mode": "delta"}
+        _, deltas = run(section, kind, resources=resources.model_copy(update=changed))
+        assert deltas.outputs == full.outputs
+
+
 @pytest.mark.parametrize("kind", matrix(KINDS, usual=["memory"]))
 def test_engines_that_sample_ahead_follow_the_policy(kind: str, section: Section, run: RunRl) -> None:
     section |= {"execution": {"max_staleness": 1}, "steps": 4}
@@ -60,11 +82,18 @@ def test_engines_that_sample_ahead_follow_the_policy(kind: str, section: Section
 
 
 @pytest.mark.parametrize(
-    ("kind", "dies"), matrix(KINDS, ["engines", "trainers"], usual=[("memory", "engines"), ("broadcast", "trainers")])
+    ("kind", "dies", "mode"),
+    matrix(
+        KINDS,
+        ["engines", "trainers"],
+        ["full", "delta"],
+        usual=[("memory", "engines", "full"), ("broadcast", "trainers", "full")],
+    ),
 )
 def test_a_death_in_an_update_changes_no_digest(
-    kind: str, dies: str, section: Section, run: RunRl, actors: Any, monkeypatch: pytest.MonkeyPatch
+    kind: str, dies: str, mode: str, section: Section, run: RunRl, actors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    section["training"]["bf16"] = mode == "delta"
     _, whole = run(section, "whole")
     updates = []
 
@@ -78,9 +107,37 @@ def test_a_death_in_an_update_changes_no_digest(
         return sending
 
     monkeypatch.setattr(weights.WeightSync, "_send_weights", kill_in_the_second(weights.WeightSync._send_weights))
-    _, killed = run(section, "killed", resources=over(kind))
+    _, killed = run(section, "killed", resources=over(kind, weight_update_mode=mode))
     assert killed.cost["restarts"] == 1
     assert killed.outputs == whole.outputs
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_engine_whose_copy_differs_gets_all_weights_after_a_restart(
+    kind: str, section: Section, run: RunRl, machines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section["training"] |= {"bf16": True, "learning_rate": 1e-4}
+    _, whole = run(section, "whole")
+    send = weights.WeightSync._send_weights
+    updates = []
+
+    def change_copy(worker: Any) -> None:
+        decoder = worker.delta_decoder or worker.receiver._decoder
+        next(iter(decoder._held.values())).view(-1)[0] += 1
+
+    def sending(self: Any, *arguments: Any) -> None:
+        updates.append(kind)
+        if len(updates) == 2:
+            group = machines(2).actors.engines
+            change = lambda cell: cell.object.llm.collective_rpc(change_copy)  # noqa: E731
+            group.ray.get(group.actors[0].__ray_call__.remote(change))
+        send(self, *arguments)
+
+    monkeypatch.setattr(weights.WeightSync, "_send_weights", sending)
+    _, changed = run(section, "changed", resources=over(kind, weight_update_mode="delta"))
+    assert changed.cost["restarts"] == 1
+    assert changed.outputs == whole.outputs
 
 
 def test_the_error_of_an_engine_is_raised_and_not_its_echo(

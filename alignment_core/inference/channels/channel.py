@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from alignment_core.inference.channels.broadcast import Broadcast
 from alignment_core.inference.channels.buckets import BUCKET_BYTES, Assembler, Layout, Slice, fill_buckets
 from alignment_core.inference.channels.control import Address, Listener, Peers, connect
+from alignment_core.inference.channels.deltas import DeltaDecoder, DeltaEncoder
 from alignment_core.inference.channels.gpu_memory import GpuMemory
 from alignment_core.inference.channels.memory import SharedMemory
 from alignment_core.inference.channels.transport import Transport
@@ -47,6 +48,8 @@ class Channel:
     or of the sender's, which engines on the same one map."""
     bucket_bytes: int = 0
     """Size of a bucket; 0: the default of the device."""
+    sends_deltas: bool = False
+    """Whether updates are patches of the last one, see :mod:`~.deltas`."""
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     """Proves to the sender that a connection comes from an engine of this run."""
 
@@ -90,6 +93,7 @@ class Sender:
         self._transport: Transport | None = None
         self._layouts: list[Layout] = []
         """Those that the receivers know, by the number of the bucket in an update."""
+        self._encoder = DeltaEncoder() if channel.sends_deltas else None
 
     def send(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Send these weights; returns once all receivers have loaded them.
@@ -102,6 +106,8 @@ class Sender:
             if self._transport is None:
                 self._transport = _transport(self.channel, self._peers, is_sender=True)
             self._transport.begin()
+            if self._encoder is not None:
+                weights = self._encoder.encode(weights, self._peers.receive())
             self._send(weights, self._peers, self._transport)
             self._transport.end()
             self._peers.send(None)
@@ -152,6 +158,7 @@ class Receiver:
         self._peers = Peers([connect(address, channel.key)], "the trainer", channel.seconds)
         self._transport: Transport | None = None
         self._layouts: list[Layout] = []
+        self._decoder = DeltaDecoder() if channel.sends_deltas else None
 
     @contextmanager
     def receiving(self) -> Iterator[Iterator[tuple[str, Tensor]]]:
@@ -164,6 +171,9 @@ class Receiver:
                 self._transport = _transport(self.channel, self._peers, is_sender=False)
             self._transport.begin()
             weights = self._weights(self._transport)
+            if self._decoder is not None:
+                self._peers.send(self._decoder.begin())
+                weights = self._decoder.decode(weights)
             yield weights
             for _ in weights:
                 pass  # those that were not asked for

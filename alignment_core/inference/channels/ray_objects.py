@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from alignment_core.cluster.actor import Call
 from alignment_core.errors import AlignmentError, DeadlineExceeded, PeerFailed, first_line
 from alignment_core.inference.channels.buckets import to_buckets
+from alignment_core.inference.channels.deltas import DeltaEncoder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,11 +21,20 @@ IN_STORE = 2
 class RaySender:
     """Sends all weights to the engines, which prepare for an update before, and are not in another call meanwhile."""
 
-    def __init__(self, actors: Sequence[Any], method: str, seconds: float) -> None:
-        """``method`` of the object of each of these actors takes a bucket; ``seconds`` is the deadline of each call."""
+    def __init__(
+        self,
+        actors: Sequence[Any],
+        method: str,
+        seconds: float,
+        begin_delta: Call[Any, list[str | None]] | None = None,
+    ) -> None:
+        """``method`` of the object of each of these actors takes a bucket; ``seconds`` is the deadline of each call. With
+        ``begin_delta`` updates are patches (:mod:`~.deltas`): it begins one, and returns the versions of the workers."""
         self.actors = actors
         self.method = method
         self.seconds = seconds
+        self.begin_delta = begin_delta
+        self._encoder = DeltaEncoder()
 
     def send(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Send these weights; returns once all engines have loaded them.
@@ -32,6 +44,9 @@ class RaySender:
         """
         import ray
 
+        if self.begin_delta is not None:
+            versions = self._wait([actor.call.remote(self.begin_delta) for actor in self.actors])
+            weights = self._encoder.encode(weights, list(chain.from_iterable(versions)))
         pending: list[list[Any]] = []
         for bucket in to_buckets(weights):
             if len(pending) == IN_STORE:
@@ -41,11 +56,11 @@ class RaySender:
         for calls in pending:
             self._wait(calls)
 
-    def _wait(self, calls: list[Any]) -> None:
+    def _wait(self, calls: list[Any]) -> list[Any]:
         import ray
 
         try:
-            ray.get(calls, timeout=self.seconds)
+            return list(ray.get(calls, timeout=self.seconds))
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, AlignmentError):
                 raise error.cause from error

@@ -207,6 +207,13 @@ class ResourcesConfig(Config):
     nodes (NCCL if trainers and engines have GPUs of their own, otherwise gloo); `ray`: as Ray objects, the slowest. `auto`:
     `memory` if all engines are on the node of the first trainer, and else `broadcast`. Adapters (`max_lora_rank`) are small and
     always go as Ray objects. The results are the same."""
+    weight_update_mode: Literal["full", "delta"] = unkeyed("full")
+    """What an update of the engines' weights sends in reinforcement learning. `full`: all weights. `delta`: of each tensor the
+    elements whose bits have changed since the last update, or all of them where that is less; the first update is full. Engines
+    end with the same weights. Of bf16 weights about one in a hundred changes in a step at a learning rate of 1e-6, so this pays
+    if engines are on other nodes, over a network; within a node, finding the changes takes longer than sending all. The first
+    trainer and each worker of an engine keep a copy of the policy in CPU memory, of 2 bytes per parameter. Needs
+    `rl.training.bf16`, without which nearly all weights change."""
     parity_check: Literal["first", "always", "never"] = "first"
     """When to check, after a weight update of an engine, that its log-probabilities of a few tokens match those of
     `transformers`. Each check loads a second copy of the model: onto the GPU of one engine if it has room, otherwise into

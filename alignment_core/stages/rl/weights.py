@@ -61,7 +61,7 @@ class WeightSync:
 
     def close(self) -> None:
         """Close the channel on the engines' side; the trainers close theirs with their models."""
-        if self.channel in ("memory", "broadcast"):
+        if self.channel is not None:
             self.engines.all(Engine.close_channel)
         self.channel = None
 
@@ -100,8 +100,14 @@ class WeightSync:
         resources = self.context.resources
         nodes = [node for of_engine in self.engines.all(Engine.nodes) for node in of_engine]
         kind = self._kind(nodes)
+        sends_deltas = resources.weight_update_mode == "delta"
         if kind == "ray":
-            sender = RaySender(self.engines.actors, Engine.load_bucket.__name__, resources.wait_timeout_seconds)
+            sender = RaySender(
+                self.engines.actors,
+                Engine.load_bucket.__name__,
+                resources.wait_timeout_seconds,
+                call(Engine.begin_delta) if sends_deltas else None,
+            )
             trainers.all(PolicyTrainer.open_channel, sender)
             return kind
         device = self.context.machines.actors.device
@@ -113,6 +119,7 @@ class WeightSync:
             host="127.0.0.1" if kind == "memory" or is_private() else trainers.run_on([0], node_address)[0],
             on_gpus=on_gpus,
             bucket_bytes=self._gpu_bucket_bytes() if on_gpus else 0,
+            sends_deltas=sends_deltas,
         )
         address = trainers.all(PolicyTrainer.open_channel, channel)[0]
         assert address is not None, "rank 0 listens"
