@@ -137,7 +137,7 @@ def apply_patch(name: str, base: Tensor, patch: Tensor) -> None:
 
 
 def checksum(tensor: Tensor) -> Tensor:
-    """The sum of a tensor's bytes, eight at a time, modulo 2⁶⁴: [] int64. The tensor is contiguous and has its storage alone."""
+    """The sum of a tensor's bytes, eight at a time, modulo 2⁶⁴: [] int64. It is contiguous and has a storage of its own."""
     import torch
 
     data = tensor.view(-1).view(torch.uint8)
