@@ -19,6 +19,8 @@ pytestmark = pytest.mark.slow
 
 KINDS = ("memory", "broadcast", "ray")
 STEPS = 3
+SMALL_STEPS = {"bf16": True, "learning_rate": 1e-5, "lr_scheduler_type": "constant"}
+"""Training that changes less than half of the weights in a step, so that patches are sent."""
 
 
 @pytest.fixture
@@ -64,7 +66,7 @@ def test_each_channel_gives_the_same_digests(
 def test_patches_give_the_same_digests(
     training: dict[str, Any], more: dict[str, Any], section: Section, run: RunRl
 ) -> None:
-    section["training"] |= {"bf16": True, "learning_rate": 1e-4, **training}
+    section["training"] |= SMALL_STEPS | training
     resources = RESOURCES.model_copy(update=more)
     _, full = run(section, "full", resources=resources)
     for kind in KINDS:
@@ -93,7 +95,8 @@ def test_engines_that_sample_ahead_follow_the_policy(kind: str, section: Section
 def test_a_death_in_an_update_changes_no_digest(
     kind: str, dies: str, mode: str, section: Section, run: RunRl, actors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    section["training"]["bf16"] = mode == "delta"
+    if mode == "delta":
+        section["training"] |= SMALL_STEPS
     _, whole = run(section, "whole")
     updates = []
 
@@ -117,7 +120,7 @@ def test_a_death_in_an_update_changes_no_digest(
 def test_an_engine_whose_copy_differs_gets_all_weights_after_a_restart(
     kind: str, section: Section, run: RunRl, machines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    section["training"] |= {"bf16": True, "learning_rate": 1e-4}
+    section["training"] |= SMALL_STEPS
     _, whole = run(section, "whole")
     send = weights.WeightSync._send_weights
     updates = []
