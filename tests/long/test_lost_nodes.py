@@ -37,13 +37,13 @@ sft:
   training: {{batch_size: 8, max_steps: 6, save_steps: 2, learning_rate: 1.0e-3}}
 iterative_dpo:
   rounds: 1
-  prompts: {{task: reverse, rows: 72}}
-  prompts_per_round: 72
+  prompts: {{task: reverse, rows: 96}}
+  prompts_per_round: 96
   generation: {{num_generations: 4, max_completion_length: 6, shard_size: 12}}
   selection: {{min_margin: 0, truncated: keep}}
   training: {{batch_size: 8, max_steps: 6, save_steps: 2, learning_rate: 1.0e-4}}
 evaluation:
-  prompts: {{task: reverse, split: test, rows: 72}}
+  prompts: {{task: reverse, split: test, rows: 96}}
   generation: {{num_generations: 4, max_completion_length: 6, shard_size: 12}}
   verifier: task
 resources: {{trainers: 2, engines: 2, threads: 1, zero_stage: 2, kv_cache_mib: 16, progress_seconds: 0.001}}
@@ -56,13 +56,23 @@ rl:
   steps: 4
   prompts_per_step: 72
   generation: {{num_generations: 4, max_completion_length: 6, shard_size: 36}}
-  rewards: [{{reward_model: ours}}, {{verifier: task}}]
+  rewards: [{{reward_model: ours}}, {{function: "FOLDER/rewards.py:length"}}]
   importance_sampling_correction: {{stop_above: 1.0e-5}}
   training: {{batch_size: 288, learning_rate: 1.0e-3}}
 resources: {{trainers: 2, engines: 2, judges: 2, threads: 1, zero_stage: 2, kv_cache_mib: 16, progress_seconds: 0.001}}
 """,
 }
 """Training reports and saves every two steps, with ``save_steps``. More completions than a block of scores has."""
+REWARDS = """
+import time
+from pathlib import Path
+
+def length(rows):
+    while not Path(__file__).with_name("go").exists():
+        time.sleep(0.1)
+    return [len(row["completion"]) for row in rows]
+"""
+"""Until the file ``go`` is there it is so slow that other nodes take calls, too."""
 SAVED, SHARDS, SCORES = "step-*/complete.json", "shard-*.parquet", "*.npy"
 """What a stage has in its progress in its middle: a checkpoint, completions, or blocks of scores."""
 TRAINER = "alignment_core.training.trainer:Trainer"
@@ -73,7 +83,8 @@ FORWARD = "alignment_core.training.forward:Forward.run"
 
 @dataclass(frozen=True)
 class Loss:
-    """The stage's second, or third, actor halts at a call of a function; its node is lost once the stage has ``progress``."""
+    """The first actor on another node whose ``call`` of ``function`` it is halts there; its node is lost once the stage has
+    ``progress``, a pattern of files."""
 
     recipe: str
     stage: str
@@ -92,10 +103,12 @@ LOSSES = {
     "reward-model": Loss("preferences", "reward-model", f"{TRAINER}.train", 2, SAVED),
     "generate": Loss("preferences", "round-1/generate", f"{ENGINE}.generate", 1, SHARDS),
     "score": Loss("preferences", "round-1/score", FORWARD, 1, SCORES),
+    "evaluate": Loss("preferences", "round-1/evaluation/score", FORWARD, 1, SCORES),
     "dpo": Loss("preferences", "round-1/dpo", f"{TRAINER}.train", 2, SAVED),
     "rl-trainer": Loss("rl", "rl", f"{POLICY}.update", 2, SAVED),
     "rl-engine": Loss("rl", "rl", f"{ENGINE}.sample", 2, SAVED),
     "rl-reward": Loss("rl", "rl", FORWARD, 2, SAVED, settings=OF_REWARD),
+    "rl-function": Loss("rl", "rl", "alignment_core.user_code.pool:NodePool.answers", 1, "", settings=OF_REWARD),
     "rl-broadcast": Loss("rl", "rl", "alignment_core.inference.channels.buckets:Assembler.add", 2, SAVED),
     "save": Loss("preferences", "sft", "alignment_core.artifacts.blobs:Blobs.put_files", 2, SAVED),
     "twice": Loss("preferences", "sft", f"{TRAINER}.train", 2, SAVED, times=2),
@@ -109,18 +122,21 @@ class Undisturbed:
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.folder, self.environment = folder, environment
+        self.go = folder / "go"
+        (folder / "rewards.py").write_text(REWARDS)
         self.known: dict[tuple[str, ...], dict[str, str]] = {}
 
     def command(self, loss: Loss) -> list[str]:
         """Arguments of ``align`` for the run that loses nodes."""
         path = self.folder / f"{loss.recipe}.yaml"
-        path.write_text(RECIPES[loss.recipe])
+        path.write_text(RECIPES[loss.recipe].replace("FOLDER", str(self.folder)))
         changes = [part for setting in loss.settings for part in ("--set", setting)]
         return ["run", str(path), "--store", f"s3://bucket/{loss.recipe}-{len(loss.settings)}", *changes]
 
     def results(self, loss: Loss) -> dict[str, str]:
         """The digests of all stages."""
         key = (loss.recipe, *loss.settings)
+        self.go.touch()
         if key not in self.known:
             home = self.folder / f"home-{len(self.known)}"
             home.mkdir()
@@ -165,6 +181,8 @@ def test_a_stage_that_loses_a_node_ends_with_the_same_digests(
     for folder in (halts, *homes):
         folder.mkdir()
     halt = Halt(loss.function, str(halts), loss.call, loss.times)
+    if name == "rl-function":
+        undisturbed.go.unlink()
     nodes.start(homes[0])
     others = {home.name: nodes.start(home, [homes[0]], halt=halt) for home in homes[1:]}
     with ThreadPoolExecutor(1) as pool:
@@ -173,6 +191,7 @@ def test_a_stage_that_loses_a_node_ends_with_the_same_digests(
         for number in range(loss.times):
             of_node = lost(halt, number, run)
             assert wait_until(lambda: any(homes[0].glob(f"stores/*/progress/*/{loss.progress}")), 120)
+            undisturbed.go.touch()
             nodes.kill(others[of_node])
             if loss.returns:
                 nodes.start(tmp_path / of_node, [homes[0]], place=list(others).index(of_node) + 1)
