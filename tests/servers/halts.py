@@ -68,7 +68,7 @@ class _Finder:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != self.module:
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         assert spec is not None
         loader: Any = spec.loader
@@ -98,4 +98,4 @@ class _Finder:
 
 if __name__ == "sitecustomize":
     given = json.loads(Path(__file__).with_name(SETTINGS).read_text())
-    sys.meta_path.insert(0, _Finder(Halt(**given["halt"]), given["node"]))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _Finder(Halt(**given["halt"]), given["node"]))
