@@ -140,7 +140,8 @@ class Undisturbed:
         if key not in self.known:
             home = self.folder / f"home-{len(self.known)}"
             home.mkdir()
-            self.known[key] = references(run_align(home, *self.command(loss), **self.environment))
+            done = run_align(home, *self.command(loss), expect=0, timeout=900, **self.environment)
+            self.known[key] = references(done)
         return self.known[key]
 
 
@@ -187,7 +188,8 @@ def test_a_stage_that_loses_a_node_ends_with_the_same_digests(
     others = {home.name: nodes.start(home, [homes[0]], halt=halt) for home in homes[1:]}
     with ThreadPoolExecutor(1) as pool:
         command = [*undisturbed.command(loss), "--from-stage", loss.stage]
-        run = pool.submit(run_align, homes[0], *command, timeout=900, **nodes.environment(), **prefect_api)
+        variables = nodes.environment() | prefect_api
+        run = pool.submit(lambda: run_align(homes[0], *command, expect=0, timeout=900, **variables))
         for number in range(loss.times):
             of_node = lost(halt, number, run)
             assert wait_until(lambda: any(homes[0].glob(f"stores/*/progress/*/{loss.progress}")), 120)
