@@ -260,6 +260,10 @@ class ActorGroup(Generic[T]):
                     deaths[rank] = error
         return deaths
 
+    def is_whole(self) -> bool:
+        """Whether no actor is dead."""
+        return not self._deaths()
+
     def _check_alive(self, name: str) -> None:
         """Raise InfrastructureError if an actor of the group is dead."""
         deaths = self._deaths()

@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ OBJECT_STORE_BYTES = 128 << 20
 DAEMONS = ("raylet", "gcs_server")
 ANSWER_SECONDS = 10.0
 ASK_AGAIN_SECONDS = 1.0
+REACH_SECONDS = 5.0
+REACHED_AT_ONCE = 32
 END_SECONDS = 30.0
 SETUP_WORKER = Path(__file__).with_name("setup_worker.py")
 IDLE_AGENT = Path(__file__).with_name("idle_agent.py")
@@ -211,9 +214,25 @@ def _check_answers(address: str) -> None:
 
 
 def other_nodes(ray: Any) -> list[str]:
-    """Ray's ids of the cluster's nodes beside this one."""
+    """Ray's ids of the cluster's nodes beside this one.
+
+    A node that was just lost is left out: Ray calls it alive for another quarter of a minute, and an actor that is started
+    there waits for so long, and dies.
+    """
     here = ray.get_runtime_context().get_node_id()
-    return sorted(node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != here)
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
+    with ThreadPoolExecutor(REACHED_AT_ONCE) as pool:
+        listen = pool.map(lambda node: _listens(node["NodeManagerAddress"], node["NodeManagerPort"]), nodes)
+        return sorted(node["NodeID"] for node, listens in zip(nodes, listen, strict=True) if listens)
+
+
+def _listens(host: str, port: int) -> bool:
+    """Whether a server, such as a node's raylet, accepts connections."""
+    try:
+        socket.create_connection((host, port), REACH_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def here_first(ray: Any) -> list[str]:

@@ -180,6 +180,8 @@ class WarmActors:
 
     def ready_learners(self, role: LearnerRole) -> ActorGroup[Any]:
         """The ranks of a model that has its own, in one process group."""
+        if role in self.learners and _lost_a_node(self.learners[role]):
+            self.learners.pop(role).kill()
         if role not in self.learners:
             self.learners[role] = self._start_learners(role)
         return self.learners[role]
@@ -187,6 +189,8 @@ class WarmActors:
     def ready_engines(self, request: EngineRequest) -> ActorGroup[Engine]:
         """Engines that can serve the request; those that start, start with the policy."""
         shape = shape_of(request, self.device)
+        if self.engines is not None and _lost_a_node(self.engines):
+            self.end_engines()
         if self._engines_shape and not self._engines_serve(shape):
             self.end_engines()
         if self.engines is None:
@@ -304,6 +308,11 @@ class WarmActors:
             self.ray.shutdown()
             self.ray = None
             self._device = self._layout = None
+
+
+def _lost_a_node(group: ActorGroup[Any]) -> bool:
+    """Whether warm actors of a cluster died with their node while no stage used them. It is no restart of the next stage."""
+    return not ray_cluster.is_private() and not group.is_whole()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from tests.processes import wait_until
+from tests.servers.halts import Halt
 
 RAY = str(Path(sys.executable).with_name("ray"))
 TOKEN = {"RAY_AUTH_MODE": "token"}
@@ -34,10 +35,20 @@ class RayNodes:
         return {**self.variables, **TOKEN, "RAY_ADDRESS": self.address}
 
     def start(
-        self, home: Path, hidden: Sequence[Path] = (), instead: Mapping[Path, Path] | None = None
+        self,
+        home: Path,
+        hidden: Sequence[Path] = (),
+        instead: Mapping[Path, Path] | None = None,
+        halt: Halt | None = None,
+        place: int | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Add a node that has this ALIGN_HOME, sees nothing in the ``hidden`` folders, and others ``instead`` of some."""
-        command = [RAY, "start", "--block", f"--node-ip-address=127.0.0.{len(self.nodes) + 2}", "--num-cpus=2"]
+        """Add a node that has this ALIGN_HOME, sees nothing in the ``hidden`` folders, and others ``instead`` of some.
+
+        ``halt``: of its processes, under the name of its home. ``place``: the number of a node that ended, whose address it
+        gets; by default it has a new one.
+        """
+        address = f"127.0.0.{(len(self.nodes) if place is None else place) + 2}"
+        command = [RAY, "start", "--block", f"--node-ip-address={address}", "--num-cpus=2"]
         command += ["--object-store-memory=134217728", "--disable-usage-stats"]
         if not self.nodes:
             command += ["--head", "--port=0", f"--temp-dir={self.folder}", "--include-dashboard=false"]
@@ -55,6 +66,10 @@ class RayNodes:
             ]
         environment = {**os.environ, **self.variables, **TOKEN, "ALIGN_HOME": str(home)}
         environment.pop("RAY_ADDRESS", None)
+        if halt is not None:
+            first = self.folder / f"path-{len(self.nodes)}"
+            halt.install(first, home.name)
+            environment["PYTHONPATH"] = os.pathsep.join([str(first), *filter(None, [os.environ.get("PYTHONPATH")])])
         log = self.folder / f"node-{len(self.nodes)}.log"
         with log.open("wb") as file:
             node = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
