@@ -102,7 +102,7 @@ def test_judges_rewards_and_teachers_that_see_no_images_are_named(
         "evaluation.judge",
         "evaluation.rewards.0.reward_model",
     ]
-    assert all("prompts have images" in problem for problem in report.problems)
+    assert all("have images" in problem for problem in report.problems)
     prompted: dict[str, Any] = {
         **base,
         "method": "distillation",
