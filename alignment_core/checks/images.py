@@ -48,7 +48,7 @@ def problems(stages: Iterable[PlannedStage], with_images: Container[str], shape:
             yield OF_TEXT_POLICY
         if not observes and not any(label in with_images for label in _data_sets(stage)):
             continue
-        if stage.stage == "judge_pairs":
+        if stage.stage == "judge_pairs" and "judge" in stage.inputs:  # a model that the stage serves
             yield OF_JUDGE
         if stage.stage == "teacher_logps" and _reads_no_images(stage.inputs["model"], shape):
             yield OF_TEACHER.format(name="the teacher")

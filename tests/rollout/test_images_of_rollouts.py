@@ -159,7 +159,7 @@ def test_the_stand_in_for_torchvision_is_gone_after_an_import() -> None:
     assert {name for name in sys.modules if name.startswith("torchvision")} == before
 
 
-JUDGE = {"judge": "http://127.0.0.1:1/v1", "judge_model": "m", "template": "{prompt} {completion}"}
+JUDGE = {"served_judge": "./model", "template": "{prompt} {completion}"}
 
 
 @pytest.mark.parametrize("given", [JUDGE, {"process_reward_model": "./model"}], ids=["judge", "process"])
