@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ from alignment_core.data.pin import pin
 from alignment_core.init.guess import ColumnMapping
 from alignment_core.init.images import copied
 from alignment_core.init.models import Model
-from alignment_core.init.rows import Row, Rows
+from alignment_core.init.rows import Rows
 from alignment_core.recipes import DataConfig
 from alignment_core.stages.dataset import DatasetConfig
 
@@ -45,14 +45,12 @@ def measure(data: Rows, mapping: ColumnMapping, model: Model, settings: Mapping[
     """Tokenize the first rows in a process of its own, which keeps the tokenizers out of this one."""
     if model.tokenizer is None:
         return Lengths(problem=model.problem)
-    rows: Sequence[Row] | None = data.first
     with tempfile.TemporaryDirectory(prefix="align-init-") as folder:
         # a copy of the first rows: to read from the source itself would hash all of its files again
         file = Path(folder) / "rows.jsonl"
-        if mapping.images:
-            rows = copied(rows, mapping.columns, data, file.parent)
-            if rows is None:
-                return Lengths(problem="their images are in several folders, or beside rows at an address")
+        rows = copied(data.first, mapping.columns, data, file.parent) if mapping.images else data.first
+        if rows is None:
+            return Lengths(problem="their images are in several folders, or beside rows at an address")
         file.write_text("".join(json.dumps(row, default=str) + "\n" for row in rows))
         config = DataConfig.model_validate(
             {

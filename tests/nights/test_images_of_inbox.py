@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,6 +135,3 @@ def test_two_nights_take_rows_with_their_images(
         rows: Any = examples(pinned, 0, statistics, KIND, 0, reader=ImageReader(tmp_path / night.night))
         images = {digest for _, example, *_ in rows for digest in images_in_messages(example.prompt)}
         assert images == {digests[name] for name in names}
-    assert (
-        json.loads((ledger.store.fetch(monday.batch) / "rows.jsonl").read_text().splitlines()[0])["from"] == "a.jsonl:1"
-    )
