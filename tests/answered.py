@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ def publish_round(
     prompts: int = 3,
     texts: Sequence[str] = ("a good answer", "a bad answer"),
     label: str = "round-1",
+    images: Mapping[str, bytes] = {},
 ) -> tuple[Reference, Reference]:
-    """The rollouts and scores: of the completions of a prompt, the first one has the highest reward."""
+    """The rollouts and scores: of the completions of a prompt, the first one has the highest reward. ``images`` are
+    files of images of prompts."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = byte_tokenizer()
     tokenizer.save_pretrained(folder / "policy")
@@ -49,6 +51,9 @@ def publish_round(
             )
     (folder / "rollouts").mkdir()
     write_table(rows, rollout_schema(), folder / "rollouts" / "shard-00000.parquet")
+    for name, content in images.items():
+        (folder / "rollouts" / "images").mkdir(exist_ok=True)
+        (folder / "rollouts" / "images" / name).write_bytes(content)
     keys = [digest_of([stage, label, *texts, str(folder)]) for stage in ("generate", "score")]
     made = ProvenanceDraft(key=keys[0], stage="generate", label=f"{label}/generate", inputs={"policy": policy}, **AT)
     rollouts = store.publish(folder / "rollouts", "rollouts", made)

@@ -8,11 +8,14 @@ actor writes come back through the store (:func:`send`, :func:`receive`).
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path, PosixPath
+from tempfile import NamedTemporaryFile
+from typing import Any
 
 from alignment_core.artifacts.manifest import FileEntry, entries_of, manifest_at
 from alignment_core.artifacts.os_errors import explained
@@ -41,6 +44,21 @@ class Placed(PosixPath):
     def __reduce__(self) -> tuple[Callable[..., Path], tuple[str, ...]]:
         root = _root_of(self)
         return _arrive, (_uris[root], home_id(), str(root), self.relative_to(root).as_posix())
+
+
+class Carried(Placed):
+    """The path of a small file that is in no artifact: where its place is not shared, it is unpickled with its content."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Callable[..., Path], tuple[Any, ...]]:
+        arrive, place = super().__reduce__()
+        return (arrive, place) if _store_of(self).holds_workspace else (_unpack, (place, self.read_bytes()))
+
+
+def carried(path: Path) -> Path:
+    """A path in a store's workspace that takes its file along; any other path as it is."""
+    return Carried(path) if isinstance(path, Placed) else path
 
 
 def placed(store: Store, path: Path) -> Placed:
@@ -158,6 +176,16 @@ def _arrive(uri: str, home: str, root: str, relative: str) -> Path:
             store.workspace.progress(key_of_progress(parts[0]))
         with explained("create", path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _unpack(place: tuple[str, ...], content: bytes) -> Path:
+    path = _arrive(*place)
+    if not path.exists():
+        with explained("write", path), NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(content)
+            file.close()
+            os.replace(file.name, path)  # others of this machine may write it, too
     return path
 
 

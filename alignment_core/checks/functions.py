@@ -7,6 +7,8 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
+from alignment_core.data.images import images_in_messages
+from alignment_core.data.messages import as_given
 from alignment_core.environments import calls as environment_calls
 from alignment_core.environments.environments import ACT
 from alignment_core.errors import UserError
@@ -92,6 +94,9 @@ def _environment(config: EnvironmentConfig, resources: ResourcesConfig) -> Any:
         process = FunctionProcess(ACT, timeout, environment_calls.FIELD, load_timeout=loading)
         with closing(process):
             for number, row in enumerate(rows):
+                if images_in_messages(as_given(row)):  # whose files are gone by now
+                    yield None
+                    continue
                 reset = ["reset", str(number), config.name, None, config.options, row["prompt_text"], row["label"]]
                 for _, answer in process.answers([reset]):
                     yield answer

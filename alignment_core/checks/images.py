@@ -9,6 +9,7 @@ from typing import Any
 from alignment_core.artifacts import Reference, Store
 from alignment_core.composition.plan import PlannedStage
 from alignment_core.data.images import FOLDER
+from alignment_core.environments.environments import NO_IMAGES as OF_TEXT_POLICY
 from alignment_core.errors import Corrupt, NotFound
 from alignment_core.rewards.base import kind_of
 from alignment_core.rewards.model_reward import NO_IMAGES as OF_REWARD_MODEL
@@ -39,11 +40,15 @@ def stored(store: Store, stages: Iterable[PlannedStage]) -> Iterator[str]:
 
 
 def problems(stages: Iterable[PlannedStage], with_images: Container[str], shape: Shape) -> Iterator[str]:
-    """A sentence for each reward, judge or teacher that would read rows of the data sets ``with_images`` as text alone."""
+    """A sentence for each reward, judge, teacher or policy that would read images as text alone: those of rows of the data sets
+    ``with_images``, and of observations."""
     for stage in stages:
-        if not any(label in with_images for label in _data_sets(stage)):
+        observes = _observes_images(stage)
+        if observes and _reads_no_images(stage.inputs["policy"], shape):
+            yield OF_TEXT_POLICY
+        if not observes and not any(label in with_images for label in _data_sets(stage)):
             continue
-        if stage.stage == "judge_pairs":
+        if stage.stage == "judge_pairs" and "judge" in stage.inputs:  # a model that the stage serves
             yield OF_JUDGE
         if stage.stage == "teacher_logps" and _reads_no_images(stage.inputs["model"], shape):
             yield OF_TEACHER.format(name="the teacher")
@@ -53,6 +58,12 @@ def problems(stages: Iterable[PlannedStage], with_images: Container[str], shape:
                 yield f"{field}.{reward.KEY}: {OF_TEXT_REWARD}"
             elif reward.KEY == "reward_model" and model is not None and _reads_no_images(model, shape):
                 yield f"{field}.reward_model: {OF_REWARD_MODEL.format(name='it')}"
+
+
+def _observes_images(stage: PlannedStage) -> bool:
+    """Whether the environment of a stage may show images."""
+    sampling = stage.config.sampling()
+    return sampling is not None and sampling.environment is not None and sampling.environment.images
 
 
 def _data_sets(stage: PlannedStage) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -89,7 +88,7 @@ def check(plan: Plan, resources: ResourcesConfig, on_parsed: Callable[[], None] 
     with_images = {answer.label for answer in seen.values() if answer.has_images} | {
         *images.stored(plan.store, plan.stages)
     }
-    problems = problems or list(images.problems(todo, with_images, lambda model: _shape(plan.store, model)))
+    problems = problems or list(images.problems(todo, with_images, lambda model: shapes.shape_of(plan.store, model)))
     problems = problems or list(_too_long(plan.store, todo, seen))
     needs = list(_caches(plan.store, todo, seen, resources)) if shapes.on_cpu(resources) else []
     problems = problems or [sentence for need in needs if (sentence := need.problem(resources))]
@@ -107,9 +106,11 @@ def check(plan: Plan, resources: ResourcesConfig, on_parsed: Callable[[], None] 
 
 
 def _memory_needed(plan: Plan, todo: list[PlannedStage], resources: ResourcesConfig) -> int:
-    base = next((_beside(stage) for stage in plan.stages if stage.label == "model"), None)
+    base = next((shapes.below_adapters(stage) for stage in plan.stages if stage.label == "model"), None)
     shape = (
-        _shape(plan.store, base) if base is not None and getattr(base, "stage", "base_model") == "base_model" else {}
+        shapes.shape_of(plan.store, base)
+        if base is not None and getattr(base, "stage", "base_model") == "base_model"
+        else {}
     )
     return memory_needs.bytes_needed(todo, memory_needs.parameters(shape), resources, shape)
 
@@ -148,7 +149,7 @@ def _without_variable(plan: Plan, todo: list[PlannedStage]) -> Iterator[str]:
 
 
 def _wrong_heads(plan: Plan, todo: list[PlannedStage], resources: ResourcesConfig) -> Iterator[str]:
-    base = next((_beside(stage) for stage in plan.stages if stage.label == "model"), None)
+    base = next((shapes.below_adapters(stage) for stage in plan.stages if stage.label == "model"), None)
     if isinstance(base, PlannedStage) and base.stage == "base_model" and any(stage.config.sampling() for stage in todo):
         config: Any = base.config
         yield from shapes.wrong_heads(shapes.model_shape(config), resources)
@@ -186,11 +187,11 @@ def _not_in_groups(
         if not trains and stage.stage not in _FORWARD_PASSES:
             continue
         for role, value in stage.inputs.items():
-            model = _beside(value)
+            model = shapes.below_adapters(value)
             is_made = isinstance(model, PlannedStage) and model.stage != "base_model"  # from one of these models
             if is_made or not (_TRAINED if trains else _SCORED).fullmatch(role):
                 continue
-            if (problem := why_not(_shape(plan.store, model), ranks)) is not None:
+            if (problem := why_not(shapes.shape_of(plan.store, model), ranks)) is not None:
                 label = model.label if isinstance(model, PlannedStage) else model.short
                 name = "the model" if label == "model" else label
                 yield f"resources.{field}: {name} does not support {ranks}, because {problem}; set it to 1"
@@ -225,8 +226,8 @@ def _other_references(plan: Plan, todo: list[PlannedStage]) -> Iterator[str]:
         if stage.stage != "rl" or config.section.kl.sync_ref_model is None or "reference" not in stage.inputs:
             continue
         for prompts in list(_prompts_of(stage))[:1]:
-            policy = _shape(plan.store, prompts.inputs["tokenizer"])
-            reference = _shape(plan.store, stage.inputs["reference"])
+            policy = shapes.shape_of(plan.store, prompts.inputs["tokenizer"])
+            reference = shapes.shape_of(plan.store, stage.inputs["reference"])
             if (field := shapes.difference(policy, reference)) is not None:
                 yield (
                     f"{stage.label}: with rl.kl.sync_ref_model the reference takes over the policy's weights, but the model of "
@@ -244,7 +245,7 @@ def _changed(todo: list[PlannedStage]) -> Iterator[tuple[PlannedStage, PlannedSt
     for stage in todo:
         if not {"model", *REWARD_MODELS, *PROCESS_REWARD_MODELS} & {*load_stage(stage.stage).outputs.values()}:
             continue
-        for model in [_beside(value) for role, value in stage.inputs.items() if _CHANGED.fullmatch(role)]:
+        for model in [shapes.below_adapters(value) for role, value in stage.inputs.items() if _CHANGED.fullmatch(role)]:
             label = model.label if isinstance(model, PlannedStage) else model.short
             if label in seen or (isinstance(model, PlannedStage) and model.stage != "base_model"):
                 continue
@@ -255,13 +256,15 @@ def _changed(todo: list[PlannedStage]) -> Iterator[tuple[PlannedStage, PlannedSt
 
 def _quantised(store: Store, todo: list[PlannedStage]) -> Iterator[str]:
     for stage, model, name in _changed(todo):
-        if problem := why_not_changed(name, _shape(store, model)):
+        if problem := why_not_changed(name, shapes.shape_of(store, model)):
             yield f"{stage.label}: {problem}"
 
 
 def _text_parts(store: Store, todo: list[PlannedStage]) -> Iterator[str]:
     for stage, model, name in _changed(todo):
-        if stage.stage not in ("merge", "reward_model") and shapes.is_loaded_without_images(_shape(store, model)):
+        if stage.stage not in ("merge", "reward_model") and shapes.is_loaded_without_images(
+            shapes.shape_of(store, model)
+        ):
             yield (
                 f"{stage.label}: {name} also reads images or sounds, and `transformers` loads only the part that reads text: "
                 "the result is a model for text"
@@ -316,7 +319,7 @@ def _too_long(store: Store, todo: list[PlannedStage], seen: dict[str, rows.Answe
         for prompts in _prompts_of(stage):
             answer = seen.get(prompts.label)
             if answer is not None and (longest := answer.certain(sampling.prompts)):
-                most = longest_sampled(_shape(store, prompts.inputs["tokenizer"]))
+                most = longest_sampled(shapes.shape_of(store, prompts.inputs["tokenizer"]))
                 yield from shapes.too_long(stage, sampling.generation.max_completion_length, longest, most)
 
 
@@ -330,9 +333,9 @@ def _caches(
         labels = [data.label for data in prompts]
         longest = max(seen[label].certain(sampling.prompts) if label in seen else 0 for label in labels)
         tokens = longest + sampling.generation.max_completion_length
-        policy = _beside(stage.inputs["policy"])
+        policy = shapes.below_adapters(stage.inputs["policy"])
         trained = isinstance(policy, PlannedStage) and policy.stage != "base_model"
-        shape = _shape(store, prompts[0].inputs["tokenizer"] if trained else policy)
+        shape = shapes.shape_of(store, prompts[0].inputs["tokenizer"] if trained else policy)
         yield from cache.needs(stage.label, tokens, shape, resources, trained, sampling.dtype)
 
 
@@ -383,20 +386,13 @@ def _question(plan: Plan, stage: PlannedStage, environment: EnvironmentConfig | 
         label=stage.label,
         dataset=config,
         tokenizer=_tokenizer(plan.store, stage.inputs["tokenizer"], plan.trust_remote_code),
-        context=longest_trained(_shape(plan.store, stage.inputs["tokenizer"])),
+        context=longest_trained(shapes.shape_of(plan.store, stage.inputs["tokenizer"])),
         seed=plan.seed,
         role=environment.role if environment else None,
-        reads_images=bool(_shape(plan.store, stage.inputs["tokenizer"]).get("vision_config")),
+        reads_images=bool(shapes.shape_of(plan.store, stage.inputs["tokenizer"]).get("vision_config")),
         reads_calls=environment is not None and environment.name == TOOLS,
         rows=of_rows,
     )
-
-
-def _beside(model: PlannedStage | Reference) -> PlannedStage | Reference:
-    """The model below merged adapters, which do not change its shape."""
-    while isinstance(model, PlannedStage) and model.stage == "merge_adapter":
-        model = model.inputs["model"]
-    return model
 
 
 _OF_TOKENIZER = ("chat_template", "chat_template_kwargs", "eos_token")
@@ -450,12 +446,3 @@ def _file_of(place: dict[str, Any], name: str) -> Path | None:
         return Path(hf_hub_download(place["hub"], name, revision=place["commit"]))
     except Exception:  # no network, no such file: the stage that needs it will report this
         return None
-
-
-def _shape(store: Store, model: PlannedStage | Reference) -> dict[str, Any]:
-    model = _beside(model)
-    if isinstance(model, Reference):
-        file = store.fetch(model) / "config.json"
-        return json.loads(file.read_text()) if file.is_file() else {}
-    config: Any = model.config
-    return shapes.model_shape(config)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from alignment_core.artifacts import Reference, Store
 from alignment_core.composition.plan import PlannedStage
 from alignment_core.data.addresses import RemoteFile, download
 from alignment_core.models.saving import is_multimodal, weight_files
@@ -24,6 +25,23 @@ from alignment_core.stages.base_model import BaseModelConfig
 
 CPU_ATTENTION = Path("v1", "attention", "backends", "cpu_attn.py")
 AUTO_MODELS = Path("models", "auto", "modeling_auto.py")
+
+
+def shape_of(store: Store, model: PlannedStage | Reference) -> dict[str, Any]:
+    """The ``config.json`` of a model that no stage trains; empty if it cannot be read now."""
+    model = below_adapters(model)
+    if isinstance(model, Reference):
+        file = store.fetch(model) / "config.json"
+        return json.loads(file.read_text()) if file.is_file() else {}
+    config: Any = model.config
+    return model_shape(config)
+
+
+def below_adapters(model: PlannedStage | Reference) -> PlannedStage | Reference:
+    """The model below merged adapters, which do not change its shape."""
+    while isinstance(model, PlannedStage) and model.stage == "merge_adapter":
+        model = model.inputs["model"]
+    return model
 
 
 def model_shape(config: BaseModelConfig) -> dict[str, Any]:

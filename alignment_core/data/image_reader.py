@@ -65,8 +65,11 @@ class ImageReader:
             return self._kept(_of_data_url(image))
         place = _place(image, base)
         if place not in self._known:
-            self._known[place] = self._kept(_at_address(place) if is_address(place) else _of_file(place, image))
+            self._known[place] = self._kept(self._content(place, image))
         return self._known[place]
+
+    def _content(self, place: str, image: str) -> bytes:
+        return _at_address(place) if is_address(place) else _of_file(place, image)
 
     def _kept(self, encoded: bytes) -> str:
         digest = hashlib.sha256(encoded).hexdigest()
@@ -78,6 +81,19 @@ class ImageReader:
                 partial_file.write_bytes(encoded)
                 partial_file.replace(path)
         return digest
+
+
+class ImageDigests(ImageReader):
+    """Digests alone, of images that are neither checked nor kept; of an image at an address, that of the address."""
+
+    def __init__(self) -> None:
+        super().__init__(Path())
+
+    def _content(self, place: str, image: str) -> bytes:
+        return place.encode() if is_address(place) else super()._content(place, image)
+
+    def _kept(self, encoded: bytes) -> str:
+        return hashlib.sha256(encoded).hexdigest()
 
 
 def check_image(encoded: bytes) -> None:
@@ -101,6 +117,15 @@ def check_image(encoded: bytes) -> None:
         if isinstance(error, MemoryError) or getattr(error, "errno", None):
             raise
         raise ValueError(f"is a broken image: {first_line(error)}") from None
+
+
+def data_url(path: Path) -> str:
+    """A file of an image as a ``data:`` URL with its type."""
+    from PIL import Image
+
+    with Image.open(path, formats=FORMATS) as image:
+        kind = Image.MIME[str(image.format)]
+    return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
 def _place(image: str, base: Callable[[], str | None]) -> str:

@@ -7,6 +7,7 @@ number depends on its size, when the text is encoded.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -46,10 +47,12 @@ class ImageTokens:
         """``folder`` has the images by the hex digits of their digests; ``encode`` gives the ids of a text. The first image
         loads the ``processor``."""
         self._processor = processor
+        one_at_a_time = threading.Lock()  # tokenizers refuse calls from several threads that set their padding
 
         @functools.lru_cache(_CACHED)
         def tokens(digest: str) -> tuple[str, int]:
-            text = processor.expanded(processor.placeholder, [folder / digest])
+            with one_at_a_time:
+                text = processor.expanded(processor.placeholder, [folder / digest])
             return text, encode(text).count(processor.image_token_id)
 
         self._tokens = tokens
@@ -71,6 +74,10 @@ class ImageTokens:
                 f"{len(images)} images"
             )
         return "".join(before + (mark(images[n]) if n < len(images) else "") for n, before in enumerate(parts))
+
+    def count(self, digest: str) -> int:
+        """Number of places of an image's features."""
+        return self._tokens(digest)[1]
 
     def expanded(self, text: str) -> str:
         """A text with the tokens of its images in the places of their stand-ins."""
@@ -109,7 +116,7 @@ class ImageTokens:
         places = sum(ids.count(token) for ids in columns_of_ids for token in tokens)
         if places and not images:
             raise ValueError(f"the rendered text has {places} places for images, and the row has 0 images")
-        needed = sum(self._tokens(digest)[1] for digest in images)
+        needed = sum(map(self.count, images))
         if places > needed:
             raise ValueError("a text has the token that stands for a part of an image; a text cannot contain it")
         if places < needed:

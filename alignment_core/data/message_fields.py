@@ -71,7 +71,7 @@ def in_parts(message: Mapping[str, Any], name: str, images: RowImages | None = N
     parts: list[Message] = []
     for at, part in enumerate(content):
         where = f"{name}.content[{at}]"
-        if images is not None and _names_image(part):
+        if images is not None and names_image(part):
             if message.get("role") == "assistant":
                 raise ValueError(f"`{where}` is an image: assistant messages cannot contain images")
             parts.append(_image(part, where, images))
@@ -83,7 +83,8 @@ def in_parts(message: Mapping[str, Any], name: str, images: RowImages | None = N
     return {**message, "content": whole}
 
 
-def _names_image(part: str | Mapping[str, Any]) -> bool:
+def names_image(part: str | Mapping[str, Any]) -> bool:
+    """Whether a part of a content is an image, in any of the forms that are read."""
     if isinstance(part, str):
         return False
     return part.get("type") in IMAGE_PARTS or ("type" not in part and any(map(part.get, ("image", "image_url"))))
@@ -91,13 +92,16 @@ def _names_image(part: str | Mapping[str, Any]) -> bool:
 
 def _image(part: str | Mapping[str, Any], name: str, images: RowImages) -> Message:
     assert isinstance(part, Mapping)
-    field = next((field for field in IMAGE_FIELDS if part.get(field) is not None), None)
-    if field is None:
+    if all(part.get(field) is None for field in IMAGE_FIELDS):
         return {"type": "image"}
-    image = part[field]
-    if field == "image_url" and isinstance(image, Mapping):
-        image = image.get("url")
-    return image_part(images(image, name))
+    return image_part(images(named_image(part), name))
+
+
+def named_image(part: Mapping[str, Any]) -> Any:
+    """What the part for an image has as its image: a path, bytes, …; None if it names none."""
+    field = next((field for field in IMAGE_FIELDS if part.get(field) is not None), None)
+    image = part[field] if field else None
+    return image.get("url") if field == "image_url" and isinstance(image, Mapping) else image
 
 
 def _text(part: str | Mapping[str, Any], name: str) -> str:
@@ -105,7 +109,7 @@ def _text(part: str | Mapping[str, Any], name: str) -> str:
     if not isinstance(text, str):
         kind = f"a part of the type {part.get('type')!r}" if isinstance(part, Mapping) else "null"
         raise ValueError(
-            f"`{name}` is {kind}, and {_ONLY_TEXT if _names_image(part) else 'only text and images are read'}"
+            f"`{name}` is {kind}, and {_ONLY_TEXT if names_image(part) else 'only text and images are read'}"
         )
     return text
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -52,25 +52,27 @@ def tools_of(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     return json.loads(tools) if tools else None
 
 
-def text_of(content: str | Sequence[Mapping[str, Any]]) -> str:
-    """The content of a message for a reader: an image is ``[image sha256:0123456789ab]``."""
+def text_of(content: str | Sequence[Mapping[str, Any]], show: Callable[[str], str] = image_label) -> str:
+    """The content of a message for a reader: an image is what ``show`` makes of its digest."""
     if isinstance(content, str):
         return content
     return "".join(
-        image_label(str(part["image"]).removeprefix(PREFIX)) if is_image(part) else part["text"] for part in content
+        show(str(part["image"]).removeprefix(PREFIX)) if is_image(part) else part["text"] for part in content
     )
 
 
-def in_words(prompt: str | Messages, tools: list[dict[str, Any]] | None) -> str:
+def in_words(
+    prompt: str | Messages, tools: list[dict[str, Any]] | None, show: Callable[[str], str] = image_label
+) -> str:
     """A prompt for a reader: a text or a single message as it is, otherwise one paragraph for each message, with its speaker
-    and calls, and the tools before them."""
+    and calls, and the tools before them. An image is what ``show`` makes of its digest."""
     if isinstance(prompt, str):
         prompt = user(prompt)
     if len(prompt) == 1 and not tools:
-        return text_of(prompt[0]["content"])
+        return text_of(prompt[0]["content"], show)
     paragraphs = [f"tools: {json.dumps(tools, ensure_ascii=False)}"] if tools else []
     for message in prompt:
         calls = message.get("tool_calls")
-        parts = [text_of(message["content"]), *([json.dumps(calls, ensure_ascii=False)] if calls else [])]
+        parts = [text_of(message["content"], show), *([json.dumps(calls, ensure_ascii=False)] if calls else [])]
         paragraphs.append(f"{message['role']}: {' '.join(filter(None, parts))}")
     return "\n\n".join(paragraphs)

@@ -50,6 +50,17 @@ def digest_of_images(files: Sequence[Path], columns: Mapping[str, str]) -> str |
     return digest_of(contents) if contents else None
 
 
+def columns_of_images(columns: Mapping[str, str]) -> tuple[str, ...]:
+    """The columns of a row's own images; ``columns`` are those of the recipe by role."""
+    named = columns.get("images", COLUMNS[0])
+    return COLUMNS if named == COLUMNS[0] else (named,)
+
+
+def names_images(row: Mapping[str, Any], columns: Mapping[str, str]) -> bool:
+    """Whether a row has an image: a path, an address, or bytes. ``columns`` are those of the recipe by role."""
+    return any(isinstance(image, str | bytes | Mapping) and image for image in _Columns(columns).of_row(row))
+
+
 def _digest(path: Path) -> str | None:
     try:
         status = path.stat()
@@ -73,20 +84,22 @@ class _Columns:
     """The columns in which rows name images: those of images, and those of texts, which may be messages with images."""
 
     def __init__(self, columns: Mapping[str, str]) -> None:
-        named = columns.get("images", COLUMNS[0])
-        self.images = COLUMNS if named == COLUMNS[0] else (named,)
+        self.images = columns_of_images(columns)
         by_role = [columns.get(role, role) for role in roles()]
         self.texts = [column for column in (*by_role, *OTHER_COLUMNS) if column not in self.images]
 
-    def paths(self, row: Mapping[str, Any]) -> Iterator[str]:
-        """The paths of the images of a row."""
+    def of_row(self, row: Mapping[str, Any]) -> Iterator[Any]:
+        """What stands where a row may name images."""
         for column in self.images:
             value = lookup(row, column)
-            for image in value if isinstance(value, list) else [value]:
-                yield from _path_of(image)
+            yield from value if isinstance(value, list) else [value]
         for column in self.texts:
-            for image in _in_parts(lookup(row, column)):
-                yield from _path_of(image)
+            yield from _in_parts(lookup(row, column))
+
+    def paths(self, row: Mapping[str, Any]) -> Iterator[str]:
+        """The paths of the images of a row."""
+        for image in self.of_row(row):
+            yield from _path_of(image)
 
 
 def _is_in(name: str, columns: Iterable[str]) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 from alignment_core.data.message_fields import REASONING
 from alignment_core.environments import tool_calls
 from alignment_core.environments.calling import called
+from alignment_core.environments.observations import content_of_request
 from alignment_core.user_code.errors import Failed
 
 Message = dict[str, Any]
@@ -137,14 +138,11 @@ def _messages(body: dict[str, Any]) -> list[Message]:
 
 
 def _canonical(message: Message) -> Message:
-    """A message as it is rendered: content as text, arguments as objects, no empty and no unknown fields."""
-    content = message.get("content") or ""
-    if isinstance(content, list):
-        if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
-            raise Refused("the policy reads only text")
-        content = "".join(part["text"] for part in content)
-    if not isinstance(content, str):
-        raise Refused("`content` must be a text, or a list of parts with a `text`")
+    """A message as it is rendered: texts as one, images in parts, arguments as objects, no empty and no unknown fields."""
+    try:
+        content = content_of_request(message.get("content") or "")
+    except ValueError as error:
+        raise Refused(str(error)) from None
     canonical: Message = {"role": message["role"], "content": content}
     canonical |= {key: message[key] for key in ("name", "tool_call_id", *REASONING) if message.get(key)}
     if calls := message.get("tool_calls"):

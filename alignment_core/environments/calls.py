@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from alignment_core.credentials import resolved
 from alignment_core.environments.agents import Agent
 from alignment_core.environments.calling import called
+from alignment_core.environments.observations import contents_of, images_for
 from alignment_core.errors import UserError
 from alignment_core.user_code.errors import Failed, raised
 from alignment_core.user_code.functions import load_function
@@ -19,25 +20,36 @@ FIELD = "rl.environment.name"
 AGENT = "rl.environment.agent"
 OPTIONS = "rl.environment.options"
 
+MOST_SHOWN = 300
+"""Characters of a wrong value in a message."""
+WANTED_OF_STEP = "a dict with `observation` or `done: true` is needed"
+
 _load = functools.lru_cache(maxsize=1)(load_function)
 
 _EPISODES: dict[str, Any] = {}
 
 
 async def reset(
-    episode: str, environment: str | None, agent: str | None, options: dict[str, Any], prompt: str, label: str | None
+    episode: str,
+    environment: str | None,
+    agent: str | None,
+    options: dict[str, Any],
+    prompt: str,
+    label: str | None,
+    images: Sequence[str] = (),
 ) -> Any:
-    """Begin an episode; its first observation, None for none."""
+    """Begin an episode; its first observation, None for none. ``images`` are the paths of the prompt's."""
     options = resolved(options, OPTIONS)
-    if environment is not None:
-        instance = await called(_load(environment, FIELD), **options)
-    else:
-        instance = Agent(_load(str(agent), AGENT), options)
-    _EPISODES[episode] = instance
-    observation = await called(instance.reset, prompt, label)
-    if environment is not None and observation is not None and not _is_observation(observation):
-        raise TypeError(f"`reset` returned {observation!r}; a text, a list of texts or None is needed")
-    return {"observation": observation}
+    if environment is None:
+        function = _load(str(agent), AGENT)
+        instance = _EPISODES[episode] = Agent(function, {**options, **images_for(function, images, options)})
+        return {"observation": await called(instance.reset, prompt, label)}
+    instance = _EPISODES[episode] = await called(_load(environment, FIELD), **options)
+    observation = await called(instance.reset, prompt, label, **images_for(instance.reset, images))
+    try:
+        return {"observation": None if observation is None else contents_of(observation)}
+    except TypeError as error:
+        raise TypeError(f"`reset` returned {_shown(observation)}; {error}, or None") from None
 
 
 async def step(episode: str, turn: dict[str, Any]) -> dict[str, Any]:
@@ -51,20 +63,29 @@ async def step(episode: str, turn: dict[str, Any]) -> dict[str, Any]:
     instance = _EPISODES[episode]
     is_agent = isinstance(instance, Agent)
     answer = await called(instance.step, turn if is_agent else turn["text"])
-    done = isinstance(answer, dict) and bool(answer.get("done", False))
-    if not isinstance(answer, dict) or not (done or is_agent or _is_observation(answer.get("observation"))):
-        wanted = "a dict with `observation` (a text or a list of texts) or `done: true` is needed"
-        raise TypeError(f"`step` returned {answer!r}; {wanted}")
+    if not isinstance(answer, dict):
+        raise TypeError(f"`step` returned {_shown(answer)}; {WANTED_OF_STEP}")
+    done, observation = bool(answer.get("done", False)), answer.get("observation")
+    if not (done or is_agent):
+        try:
+            observation = contents_of(observation)
+        except TypeError as error:
+            raise TypeError(f"`step` returned {_shown(answer)}; {WANTED_OF_STEP} ({error})") from None
     reward = float(answer.get("reward", 0.0))
     if not math.isfinite(reward):
         raise ValueError(f"the reward is {reward}; a finite number is needed")
-    return {"observation": answer.get("observation"), "reward": reward, "done": done, "verify": answer.get("verify")}
+    return {
+        "observation": None if done else observation,
+        "reward": reward,
+        "done": done,
+        "verify": answer.get("verify"),
+    }
 
 
-def _is_observation(observation: Any) -> bool:
-    return isinstance(observation, str) or (
-        isinstance(observation, list) and all(isinstance(text, str) for text in observation)
-    )
+def _shown(value: Any) -> str:
+    """A value in a message; images may have millions of characters."""
+    text = repr(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
 async def close(episode: str) -> Any:

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from alignment_core.data.completion_text import CompletionText
-from alignment_core.data.messages import tools_of
+from alignment_core.data.messages import Messages, as_given, tools_of
 from alignment_core.data.template import Renderer, Tools
 from alignment_core.data.turn_end import chat_template_of
 from alignment_core.environments.calls import AGENT, FIELD, options_content
 from alignment_core.environments.episode import NO_ROOM, Episode
+from alignment_core.environments.observations import Content
+from alignment_core.environments.observed_images import ObservedImages
 from alignment_core.environments.tool_calls import TAGS, TOOLS, answers, check_format, parse, unclosed_thought
 from alignment_core.errors import Stopped, UserError
 from alignment_core.recipes.sections.rl import EnvironmentConfig
@@ -31,6 +33,7 @@ from alignment_core.user_code.process import FunctionProcess
 
 VERIFIER = "rl.environment.options.verifier"
 ACT = "alignment_core.environments.calls:act"
+NO_IMAGES = "rl.environment.images: the policy reads text alone: choose an image-text model, or leave the field out"
 CONTENT_SECONDS = 60.0
 CUE = 16
 """Number of tokens before a turn in which the opening mark of a thought is searched."""
@@ -89,13 +92,18 @@ class Environments:
         eos_token_ids: Sequence[int] = (),
         load_timeout: float | None = None,
         image_tokens: Collection[int] = (),
+        images: ObservedImages | None = None,
     ) -> None:
         """``chat_template`` is that of the conversations, if it is not the tokenizer's own; ``eos_token_ids`` are those of the
         policy's generation_config.json; ``timeout`` is the deadline of a call in seconds, ``load_timeout`` that of loading the
         class (default: the same); ``image_tokens`` are the tokens at the places of images, which no text of an environment may
-        have. Raises UserError for an agent without any chat template."""
+        have; ``images`` keeps images for a policy that reads some. Raises UserError for an agent without any chat template, and
+        for images in observations of a policy of text."""
         self.config = config
-        self._renderer = Renderer(tokenizer, chat_template, eos_token_ids)
+        if config.images and images is None:
+            raise UserError(NO_IMAGES)
+        self._images = images
+        self._renderer = Renderer(tokenizer, chat_template, eos_token_ids, images.tokens if images else None)
         if config.agent is not None and not self._renderer.template:
             raise UserError(
                 f"{AGENT}: its messages need a chat template, and the policy has none: set `model.chat_template`"
@@ -169,7 +177,16 @@ class Environments:
         config, prompt = self.config, episode.prompt
         if not episode.began:
             episode.began = True
-            return ["reset", episode.name, config.name, config.agent, config.options, prompt["prompt"], prompt["label"]]
+            reset = [
+                "reset",
+                episode.name,
+                config.name,
+                config.agent,
+                config.options,
+                prompt["prompt"],
+                prompt["label"],
+            ]
+            return [*reset, [str(path) for path in episode.images]]
         turn = episode.ids[episode.turn_start :].tolist()
         before = len(episode.prompt_ids) + episode.turn_start
         counts = {"prompt_tokens": before, "completion_tokens": len(turn), "total_tokens": before + len(turn)}
@@ -232,40 +249,78 @@ class Environments:
         if is_request:
             episode.most = observation["max_tokens"]
         if episode.turns == 0:
-            opening = self._first(episode, observation, tools)
-            self._check_image_tokens(opening)
-            episode.opening = opening
+            episode.opening, episode.images = self._first(episode, observation, tools)
             self._check_calls(tools)
             if episode.room <= 0:
                 raise Failed("wrong_shape", "leaves no room for a turn (rl.generation.max_completion_length)")
             return
-        messages = observation["messages"] if is_request else self._messages(observation, episode)
+        given = observation["messages"] if is_request else self._messages(observation, episode)
+        messages, images = self._read(given)
         last = int(episode.ids[-1])
         ended_by = last if episode.finish_reason == "stop" and last in self._renderer.turn_end.stop_ids else None
         ids = self._renderer.encode_reply(messages, ended_by, tools)
-        self._check_image_tokens(ids)
+        self._check_image_tokens(ids, images)
         if len(episode.ids) + len(ids) < episode.room:
-            episode.append_observation(ids)
+            episode.append_observation(ids, images)
         else:
             episode.finish_reason, episode.over = NO_ROOM, True
 
-    def _first(self, episode: Episode, observation: Any, tools: Tools | None) -> list[int]:
-        """The prompt with the observation of `reset`; an agent's request replaces the prompt. Raises UserError if that would
-        lose the prompt's images."""
-        if episode.images and observation:
-            raise UserError(
-                "rl.environment: an observation of `reset` and an agent's requests are text, and prompts have images: use an "
-                "environment whose `reset` returns no observation"
-            )
-        if isinstance(observation, dict):
-            return self._renderer.encode_conversation(observation["messages"], tools)
+    def _first(self, episode: Episode, observation: Any, tools: Tools | None) -> tuple[list[int], tuple[Path, ...]]:
+        """The prompt with the observation of `reset`, and their images; an agent's request replaces the prompt. No ids without
+        an observation. Raises UserError if that would lose the prompt's images."""
         if not observation:
-            return []
-        return self._renderer.encode_opening(episode.prompt["prompt"], self._messages(observation, episode), tools)
+            return [], episode.images
+        if isinstance(observation, dict):
+            messages, images = self._read(observation["messages"])
+            if episode.images and not images:
+                raise UserError(
+                    f"{AGENT}: prompts have images, and the first request of {self.config.agent} has none: let the function "
+                    "have a parameter `images`, the paths of their files, and send them as parts of the type `image_url`"
+                )
+            ids = self._renderer.encode_conversation(messages, tools)
+        else:
+            messages, observed = self._read(self._messages(observation, episode))
+            images = (*episode.images, *observed)
+            ids = self._renderer.encode_opening(self._prompt_text(episode, tools), messages, tools)
+        self._check_image_tokens(ids, images)
+        return ids, images
 
-    def _check_image_tokens(self, ids: Sequence[int]) -> None:
-        """Raise Failed for a text with a token at whose place the policy would need an image."""
-        if not self._image_tokens.isdisjoint(ids):
+    def _prompt_text(self, episode: Episode, tools: Tools | None) -> str:
+        """The rendered prompt, with stand-ins for its images. Raises UserError for a truncated one with images."""
+        prompt = episode.prompt
+        if not episode.images:
+            return str(prompt["prompt"])
+        assert self._images is not None, "only image-text models have prompts with images"
+        given = as_given(prompt)
+        if given is None:
+            raise UserError(
+                f"rl.environment: {prompt['source']} has images and was truncated, so `reset` cannot add an observation to it: "
+                "set prompts.overlong: drop"
+            )
+        self._images.add(episode.images)
+        return self._renderer.prompt(given, tools)[1]
+
+    def _read(self, messages: Messages) -> tuple[Messages, tuple[Path, ...]]:
+        """Messages with their images by digests, and the files of these. Raises ValueError for an image that cannot be used,
+        and UserError for one that the recipe does not allow."""
+        if all(isinstance(message["content"], str) for message in messages):
+            return messages, ()
+        if self._images is None or not self.config.images:
+            raise UserError(
+                f"rl.environment.images: {self.config.name or self.config.agent} sends images, which the recipe does not "
+                "allow: set it to true, with an image-text model"
+            )
+        if not self._renderer.template:
+            raise UserError(
+                "rl.environment.images: messages with images need a chat template, and the policy has none: set "
+                "`model.chat_template`"
+            )
+        return self._images.read(messages)
+
+    def _check_image_tokens(self, ids: Sequence[int], images: Sequence[Path]) -> None:
+        """Raise Failed for a text with a token at whose place the policy would need an image that it does not get."""
+        places = [token for token in ids if token in self._image_tokens]
+        if places != (self._images.places(self._renderer, images) if images and self._images else []):
             raise Failed("wrong_shape", "returned a text with a token that stands for an image, a video or a sound")
 
     def _check_calls(self, tools: Tools | None) -> None:
@@ -286,13 +341,13 @@ class Environments:
         before = self._renderer.decode([*episode.prompt_ids, *episode.ids[:start].tolist()][-CUE:])
         return f"{unclosed_thought(before, text)}{text}"
 
-    def _messages(self, texts: str | list[str], episode: Episode) -> list[dict[str, Any]]:
+    def _messages(self, contents: str | list[Content], episode: Episode) -> Messages:
         """Messages that answer the policy's last turn; those of tools name the calls that they answer."""
-        texts = [texts] if isinstance(texts, str) else texts
+        contents = [contents] if isinstance(contents, str) else contents
         if self.config.role == "tool":
             _, calls = parse(self._text(episode))
-            return answers(texts, calls, episode.turns)
-        return [{"role": self.config.role, "content": text} for text in texts]
+            return answers(contents, calls, episode.turns)
+        return [{"role": self.config.role, "content": content} for content in contents]
 
     def close(self) -> None:
         """End all processes."""

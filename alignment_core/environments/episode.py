@@ -38,6 +38,8 @@ class Episode:
     """Number of restarts."""
     opening: list[int] = field(default_factory=list)
     """Tokens that replace the prompt's: prompt and first observation of the environment."""
+    images: tuple[Path, ...] = ()
+    """Paths of the images in its tokens, in their order: at first those of the prompt."""
     most: int | None = None
     """Maximum number of tokens of the policy's next turn, if it is smaller."""
     ids: np.ndarray = field(default_factory=partial(np.zeros, 0, np.int32))
@@ -62,6 +64,9 @@ class Episode:
     """Sum of the environment's rewards."""
     failure: Failed | None = None
 
+    def __post_init__(self) -> None:
+        self.images = tuple(self.prompt.get("images") or ())
+
     @property
     def name(self) -> str:
         """Unique within the run."""
@@ -71,11 +76,6 @@ class Episode:
     def prompt_ids(self) -> list[int]:
         """Tokens before the policy's first turn."""
         return self.opening or self.prompt["prompt_ids"]
-
-    @property
-    def images(self) -> tuple[Path, ...]:
-        """Paths of the images in the prompt."""
-        return tuple(self.prompt.get("images") or ())
 
     @property
     def room(self) -> int:
@@ -96,9 +96,10 @@ class Episode:
         self.finish_reason = completion.finish_reason
         self.texts = completion.texts
 
-    def append_observation(self, ids: Sequence[int]) -> None:
-        """Append tokens that the policy did not sample."""
+    def append_observation(self, ids: Sequence[int], images: Sequence[Path] = ()) -> None:
+        """Append tokens that the policy did not sample, with the images among them."""
         self._append(np.asarray(ids, np.int32), False, 0.0, -1)
+        self.images += tuple(images)
 
     def _append(self, ids: np.ndarray, own: bool, logps: Any, versions: Any) -> None:
         for name, values in {"ids": ids, "mask": own, "logps": logps, "versions": versions}.items():

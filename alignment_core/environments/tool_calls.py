@@ -93,20 +93,20 @@ def call_id(turn: int, number: int) -> str:
     return f"{turn:05}{number:04}"
 
 
-def answers(texts: Sequence[str], calls: Sequence[Call], turn: int) -> list[dict[str, Any]]:
-    """A message of the role ``tool`` for each text that answers a turn, with the id and the name of its call.
+def answers(contents: Sequence[Any], calls: Sequence[Call], turn: int) -> list[dict[str, Any]]:
+    """A message of the role ``tool`` for each content that answers a turn, with the id and the name of its call.
 
     Names are those of ``calls`` where each has its answer.
     """
-    names = [call.name for call in calls] if len(calls) == len(texts) else [""] * len(texts)
+    names = [call.name for call in calls] if len(calls) == len(contents) else [""] * len(contents)
     return [
         {
             "role": "tool",
-            "content": text,
+            "content": content,
             "tool_call_id": call_id(turn, number),
             **({"name": name} if name else {}),
         }
-        for number, (text, name) in enumerate(zip(texts, names, strict=True))
+        for number, (content, name) in enumerate(zip(contents, names, strict=True))
     ]
 
 

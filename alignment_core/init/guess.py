@@ -11,6 +11,7 @@ from alignment_core.data import formats, kinds
 from alignment_core.data.fields import Fields
 from alignment_core.data.kinds import Format, Kind
 from alignment_core.errors import DataError, UserError
+from alignment_core.init.images import stand_in
 from alignment_core.init.names import called, names
 from alignment_core.init.rows import Rows
 
@@ -36,6 +37,8 @@ class ColumnMapping:
     """Column that is added to the prompt, such as Alpaca's `input`."""
     kept: Sequence[str] = ()
     """Columns that are kept for reward functions."""
+    images: bool = False
+    """Whether images of the rows are read."""
 
     @property
     def template(self) -> str | None:
@@ -55,9 +58,9 @@ class ColumnMapping:
 
 
 def guess_columns(
-    rows: Sequence[Row], kind_name: str, only_formats: Sequence[str], given: Mapping[str, str]
+    rows: Sequence[Row], kind_name: str, only_formats: Sequence[str], given: Mapping[str, str], images: bool = False
 ) -> ColumnMapping | None:
-    """How a kind of rows reads these, or None.
+    """How a kind of rows reads these, or None; with ``images`` if it can have some.
 
     An empty ``only_formats`` allows all formats; ``given`` are the columns by role that the user named.
     """
@@ -66,9 +69,10 @@ def guess_columns(
         if only_formats and name not in only_formats:
             continue
         candidates = {role: _candidates(rows, name, role, given) for role in (*format.needs, *format.takes)}
-        best = next(_readable(rows, format, candidates), None)
+        reads_images = images and kind.takes_images
+        best = next(_readable(rows, format, candidates, reads_images), None)
         if best is not None:
-            return ColumnMapping(kind_name, name, best)
+            return ColumnMapping(kind_name, name, best, images=reads_images)
     return None
 
 
@@ -80,12 +84,14 @@ def _candidates(rows: Sequence[Row], format: str, role: str, given: Mapping[str,
     return [role] if role in columns else called(names(format, role), columns)
 
 
-def _readable(rows: Sequence[Row], format: Format, candidates: Mapping[str, list[str]]) -> Iterator[dict[str, str]]:
+def _readable(
+    rows: Sequence[Row], format: Format, candidates: Mapping[str, list[str]], images: bool
+) -> Iterator[dict[str, str]]:
     """Columns by role with which the format reads the rows, the likeliest first."""
     optional: list[list[str | None]] = [[*candidates[role], None] for role in format.takes]
     for chosen in itertools.product(*(candidates[role] for role in format.needs), *optional):
         columns = {role: column for role, column in zip(candidates, chosen, strict=True) if column is not None}
-        if len(set(columns.values())) == len(columns) and reads(rows, format, columns):
+        if len(set(columns.values())) == len(columns) and reads(rows, format, columns, images):
             yield columns
 
 
@@ -94,21 +100,21 @@ def columns_of(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(str(column) for row in rows[:PARSED_ROWS] for column in row))
 
 
-def reads(rows: Sequence[Row], format: Format, columns: Mapping[str, str]) -> bool:
-    """Whether a format fits the first row and parses most of the others."""
+def reads(rows: Sequence[Row], format: Format, columns: Mapping[str, str], images: bool = False) -> bool:
+    """Whether a format fits the first row and parses most of the others, with their ``images`` if wanted."""
     first = Fields(rows[0], columns)
     try:
         if not (all(map(first.holds, format.needs)) and format.fits(first)):
             return False
     except (TypeError, AttributeError):
         return False
-    parsed = [_parses(row, format, columns) for row in rows[:PARSED_ROWS]]
+    parsed = [_parses(row, format, columns, images) for row in rows[:PARSED_ROWS]]
     return sum(parsed) >= READABLE_SHARE * len(parsed)
 
 
-def _parses(row: Row, format: Format, columns: Mapping[str, str]) -> bool:
+def _parses(row: Row, format: Format, columns: Mapping[str, str], images: bool) -> bool:
     try:
-        format.parse(Fields(row, columns))
+        format.parse(Fields(row, columns, stand_in if images else None))
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return False
     return True

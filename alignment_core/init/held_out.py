@@ -15,6 +15,7 @@ from alignment_core.data.hold_out import groups, prompts_of
 from alignment_core.errors import UserError
 from alignment_core.init import rows
 from alignment_core.init.guess import ColumnMapping, check_columns
+from alignment_core.init.images import copied, stand_in
 from alignment_core.init.models import relative
 
 LEAST_ROWS = 20
@@ -61,7 +62,9 @@ def hold_out(eval_data: str | None, output: Path, data: rows.Rows, mapping: Colu
     chosen = some_to_hold_out(data.first, mapping, min(MOST_HELD_OUT, max(4, data.count // 10)))
     if not chosen:
         return HeldOut()
-    if not evaluates or _is_verdict(mapping, chosen[0]):
+    if mapping.images:
+        chosen = copied(chosen, mapping.columns, data, output.absolute().parent) or []
+    if not evaluates or not chosen or _is_verdict(mapping, chosen[0]):
         return HeldOut(test_rows=min(MOST_HELD_OUT, data.count // 10))
     sources = [{"path": held_out_file(output).name, **mapping.source_fields(chosen[0])}]
     return HeldOut(sources, _as_prompts(sources, mapping), chosen)
@@ -96,7 +99,7 @@ def some_to_hold_out(first: Sequence[dict[str, Any]], mapping: ColumnMapping, co
     parsed, prompts = [], []
     for row in first:
         try:
-            fields = Fields(row, mapping.columns)
+            fields = Fields(row, mapping.columns, stand_in if mapping.images else None)
             prompts.append(prompts_of(compared(parse(fields), mapping.template, fields), last_turn=False))
         except (ValueError, IndexError, TypeError, RecursionError):
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,9 @@ from typing import Any
 from alignment_core.checks.rows import Question, ask
 from alignment_core.data.pin import pin
 from alignment_core.init.guess import ColumnMapping
+from alignment_core.init.images import copied
 from alignment_core.init.models import Model
+from alignment_core.init.rows import Rows
 from alignment_core.recipes import DataConfig
 from alignment_core.stages.dataset import DatasetConfig
 
@@ -39,17 +41,18 @@ class Lengths:
         return self.rows[-1] if self.rows else None
 
 
-def measure(
-    rows: Sequence[Mapping[str, Any]], mapping: ColumnMapping, model: Model, settings: Mapping[str, Any]
-) -> Lengths:
-    """Tokenize the rows in a process of its own, which keeps the tokenizers out of this one."""
+def measure(data: Rows, mapping: ColumnMapping, model: Model, settings: Mapping[str, Any]) -> Lengths:
+    """Tokenize the first rows in a process of its own, which keeps the tokenizers out of this one."""
     if model.tokenizer is None:
         return Lengths(problem=model.problem)
     with tempfile.TemporaryDirectory(prefix="align-init-") as folder:
         # a copy of the first rows: to read from the source itself would hash all of its files again
         file = Path(folder) / "rows.jsonl"
+        rows = copied(data.first, mapping.columns, data, file.parent) if mapping.images else data.first
+        if rows is None:
+            return Lengths(problem="their images are in several folders, or beside rows at an address")
         file.write_text("".join(json.dumps(row, default=str) + "\n" for row in rows))
-        data = DataConfig.model_validate(
+        config = DataConfig.model_validate(
             {
                 "sources": [{"path": str(file), "columns": mapping.columns, "format": mapping.format}],
                 "max_length": NO_LIMIT,
@@ -57,9 +60,10 @@ def measure(
                 "prompt_template": mapping.template,
             }
         )
-        sources = tuple(map(pin, data.sources))
-        dataset = DatasetConfig(data=data, sources=sources, kind=mapping.kind, settings=dict(settings))
-        with closing(ask([Question(label="rows", dataset=dataset, tokenizer=model.tokenizer)])) as answers:
+        sources = tuple(map(pin, config.sources))
+        dataset = DatasetConfig(data=config, sources=sources, kind=mapping.kind, settings=dict(settings))
+        question = Question(label="rows", dataset=dataset, tokenizer=model.tokenizer, reads_images=mapping.images)
+        with closing(ask([question])) as answers:
             answer = next(answers)
     if answer.problem or answer.unseen:
         return Lengths(problem=answer.problem or answer.unseen)

@@ -26,6 +26,8 @@ DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 """A small instruction-tuned model that anyone may download, and that two CPU cores can train."""
 DEFAULT_ON_GPUS = "Qwen/Qwen2.5-0.5B-Instruct"
 """The same for a machine with GPUs."""
+DEFAULT_WITH_IMAGES = "Qwen/Qwen2.5-VL-3B-Instruct"
+"""For rows with images."""
 SCRATCH = "scratch"
 """The name that stands for a new tiny model."""
 
@@ -52,13 +54,24 @@ class Model:
     def is_scratch(self) -> bool:
         return self.name == SCRATCH
 
+    @property
+    def reads_text_alone(self) -> bool:
+        """Whether it certainly reads no images."""
+        return self.is_scratch or bool(self.shape and not self.shape.get("vision_config"))
+
 
 @without_recipe_hints()
-def choose(name: str | None, store: Store, gpus: int = 0) -> Model:
-    """The named model, or the default for a machine with so many GPUs. Raises UserError for a name that is neither in the store
-    nor a folder or Hub name. A Hub that does not answer leaves a model with a ``problem``."""
+def choose(name: str | None, store: Store, gpus: int = 0, images: bool = False) -> Model:
+    """The named model, or the default for a machine with so many GPUs, or for rows with ``images``.
+
+    Raises UserError for a name that is neither in the store nor a folder or Hub name. A Hub that does not answer leaves a model
+    with a ``problem``.
+    """
     if name == SCRATCH:
         return Model(SCRATCH, "a new tiny model, to try the recipe with", TokenizerSource())
+    if name is None and images:
+        why = "small, open, instruction-tuned, and reads images"
+        return _of_hub(DEFAULT_WITH_IMAGES, why, store)
     if name is None:
         why = f"small, open and instruction-tuned; --model {PRODUCTION} starts from the store's policy instead"
         return _of_hub(DEFAULT_ON_GPUS if gpus else DEFAULT_MODEL, why, store)

@@ -11,6 +11,7 @@ from alignment_core.data.fields import Fields
 from alignment_core.errors import DataError
 from alignment_core.init import rows
 from alignment_core.init.guess import ColumnMapping, columns_of, guess_columns, unreadable
+from alignment_core.init.images import have_images
 from alignment_core.init.names import CONTEXT, called
 
 
@@ -20,7 +21,7 @@ def prompts_of(name: str) -> tuple[dict[str, Any], list[str]]:
     Raises UserError if there are no rows, or no prompts in them.
     """
     data = rows.find(name)
-    mapping = guess_columns(data.first, "prompts", (), {})
+    mapping = guess_columns(data.first, "prompts", (), {}, have_images(data.first, {}))
     if mapping is None:
         error = str(unreadable(data, kinds.load("prompts")))
         raise DataError(error.replace("--column ROLE=NAME", "--set generate.prompts.columns.ROLE=NAME"))

@@ -13,11 +13,12 @@ from alignment_core.artifacts import Store
 from alignment_core.credentials import refuse_literals
 from alignment_core.data import kinds
 from alignment_core.data.fields import Fields
-from alignment_core.errors import UserError
+from alignment_core.errors import DataError, UserError
 from alignment_core.init import models, rows, text
 from alignment_core.init.base import Profile, loaded
 from alignment_core.init.guess import ColumnMapping, check_columns, columns_of, guess_columns, unreadable
 from alignment_core.init.held_out import hold_out, in_folder
+from alignment_core.init.images import have_images
 from alignment_core.init.lengths import Lengths, measure
 from alignment_core.init.machine import this_machine
 from alignment_core.init.prompts import with_further_column
@@ -81,21 +82,15 @@ def draft(request: InitRequest, store: Store, progress: Callable[[str], None]) -
     data = rows.find(request.data)
     if request.columns:
         check_columns(data, request.columns)
-    method, start, mapping = choose_method(request, data)
-    verifier, mapping = _verification(mapping, data.first, request.columns)
-    for role, column in request.columns.items():
-        if mapping.columns.get(role) != column and not (role == "label" and mapping.label == column):
-            raise UserError(
-                f"--column {role}={column}: {method} does not read these rows with it; --method NAME says why"
-            )
-    mapping, notes = with_further_column(mapping, data.first)
-    if request.rewards:
-        mapping = replace(mapping, kept=columns_for_rewards(data.first, mapping))
+    plan = _way_to_read(request, data, have_images(data.first, request.columns))
     progress("looking at the model")
     machine = this_machine()
-    model = models.choose(request.model, store, machine.gpus)
+    model = models.choose(request.model, store, machine.gpus, plan.mapping.images)
+    if plan.mapping.images and model.reads_text_alone:
+        plan = _as_text(request, data, model)
+    method, start, mapping, verifier = plan.method, plan.start, plan.mapping, plan.verifier
     progress("measuring the rows")
-    lengths = measure(data.first, mapping, model, start.settings)
+    lengths = measure(data, mapping, model, start.settings)
     folder = request.output.absolute().parent
     fields = mapping.source_fields(data.first[0])
     profile = Profile(
@@ -128,7 +123,7 @@ def draft(request: InitRequest, store: Store, progress: Callable[[str], None]) -
         columns=_columns(data.first, mapping),
         warnings=[
             *data.notes,
-            *notes,
+            *plan.notes,
             *lengths.warnings,
             *_warnings(profile, start),
             *memory_problem(profile, sections),
@@ -137,8 +132,48 @@ def draft(request: InitRequest, store: Store, progress: Callable[[str], None]) -
     )
 
 
-def choose_method(request: InitRequest, data: rows.Rows) -> tuple[str, Init, ColumnMapping]:
-    """The requested method, or the first that suits the rows, and the mapping of their columns."""
+@dataclass(frozen=True)
+class _WayToRead:
+    """A method, and how it reads the rows."""
+
+    method: str
+    start: Init
+    mapping: ColumnMapping
+    verifier: str | None
+    notes: list[str]
+
+
+def _way_to_read(request: InitRequest, data: rows.Rows, images: bool) -> _WayToRead:
+    """The method and the mapping of columns, with those of ``images`` if rows have some."""
+    method, start, mapping = choose_method(request, data, images)
+    verifier, mapping = _verification(mapping, data.first, request.columns)
+    for role, column in request.columns.items():
+        if mapping.columns.get(role) != column and not (role == "label" and mapping.label == column):
+            raise UserError(
+                f"--column {role}={column}: {method} does not read these rows with it; --method NAME says why"
+            )
+    mapping, notes = with_further_column(mapping, data.first)
+    if request.rewards:
+        mapping = replace(mapping, kept=columns_for_rewards(data.first, mapping))
+    return _WayToRead(method, start, mapping, verifier, notes)
+
+
+def _as_text(request: InitRequest, data: rows.Rows, model: models.Model) -> _WayToRead:
+    """How rows with images are read by a model of text. Raises UserError for images in messages."""
+    another = f"name an image-text model with --model, such as {models.DEFAULT_WITH_IMAGES}"
+    try:
+        plan = _way_to_read(request, data, images=False)
+    except DataError:
+        raise UserError(
+            f"--model {model.name}: reads text alone, and messages of {data.name} have images: {another}"
+        ) from None
+    return replace(
+        plan, notes=[*plan.notes, f"the images of rows are not read, because {model.name} reads none: {another}"]
+    )
+
+
+def choose_method(request: InitRequest, data: rows.Rows, images: bool = False) -> tuple[str, Init, ColumnMapping]:
+    """The requested method, or the first that suits the rows, and the mapping of their columns, with ``images`` if wanted."""
     starts = loaded()
     if request.method is None and not request.rewards:
         named = None
@@ -152,7 +187,7 @@ def choose_method(request: InitRequest, data: rows.Rows) -> tuple[str, Init, Col
     for name in tried:
         start = starts[name]
         for kind in start.kinds:
-            mapping = guess_columns(data.first, kind, () if named else start.formats, request.columns)
+            mapping = guess_columns(data.first, kind, () if named else start.formats, request.columns, images)
             if mapping is not None and (named or start.fits(data.first, mapping)):
                 return name, start, mapping
     raise unreadable(data, kinds.load(starts[named].kinds[0]) if named else None)
@@ -185,7 +220,7 @@ def _verification(
     if mapping.kind != "demonstrations":
         return None, mapping
     prompt = {role: column for role, column in mapping.columns.items() if role in ("prompt", "messages", "tools")}
-    as_prompts = guess_columns(first, "prompts", ("prompts", "messages"), {**prompt, **given})
+    as_prompts = guess_columns(first, "prompts", ("prompts", "messages"), {**prompt, **given}, mapping.images)
     column = as_prompts.columns.get("label") if as_prompts else None
     if column is None:
         return None, mapping
@@ -254,6 +289,7 @@ def _columns(first: Sequence[rows.Row], mapping: ColumnMapping) -> list[tuple[st
     used = [*mapping.columns.items()]
     used += [("label", mapping.label)] if mapping.label else []
     used += [("in the prompt", mapping.further)] if mapping.further else []
+    used += [("images", column) for column in ("images", "image") if mapping.images and column in first[0]]
     used += [("for rewards", column) for column in mapping.kept]
     # ShareGPT has it beside the messages
     if mapping.columns.get("messages") == "conversations" and "system" in first[0]:
@@ -286,7 +322,11 @@ def _warnings(profile: Profile, start: Init) -> list[str]:
     held_out = profile.held_out
     if not start.evaluates or held_out.prompts or profile.mapping.kind == "documents":
         return warnings
-    if held_out.sources or held_out.test_rows:
+    if held_out.test_rows and profile.mapping.images:
+        warnings.append(
+            "the policy is not evaluated, as rows with images in several folders are not copied: name rows with --eval-data"
+        )
+    elif held_out.sources or held_out.test_rows:
         warnings.append(
             "the policy is not evaluated, as prompts would take the column `label` for a right answer: rename it"
         )

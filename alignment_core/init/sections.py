@@ -205,6 +205,8 @@ def training(
         section["learning_rate"] = Commented(learning_rate, "lower it if the loss jumps")
     in_bf16 = profile.machine.precision and (profile.machine.gpus or not profile.model.is_scratch)
     precision = {"bf16": Commented(True, profile.machine.precision)} if in_bf16 else {}
+    if profile.mapping.images and not lora:
+        section["train_vision_tower"] = Commented(False, "true also trains what reads the images")
     return {**section, "warmup_ratio": 0.03, **lora, **precision}
 
 

@@ -109,7 +109,7 @@ def fits(rows: Sequence[Mapping[str, Any]], mapping: ColumnMapping) -> bool:
     column = mapping.columns.get("label")
     if column is None or verifier_of(labels(rows, mapping.columns), worked=False) is None:
         return False
-    shown = guess_columns(rows, "demonstrations", ("prompt_completion",), {})
+    shown = guess_columns(rows, "demonstrations", ("prompt_completion",), {}, mapping.images)
     return shown is None or (shown.columns["completion"] == column and column != "completion")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,10 @@ from alignment_core.canonical import digest_of, digest_of_file
 from alignment_core.data import formats
 from alignment_core.data.fields import Fields
 from alignment_core.data.files import NumberedRow, read_file
+from alignment_core.data.image_reader import ImageDigests, ImageReader
+from alignment_core.data.images import images_in_messages
 from alignment_core.data.kinds.preferences import KIND
+from alignment_core.data.pinned_images import names_images
 from alignment_core.errors import DataError, UserError
 from alignment_core.recipes import DataSource
 from alignment_core.recipes.paths import COMPRESSIONS, ROW_SUFFIXES, TEXT_SUFFIX, fixed_part, row_suffix
@@ -31,10 +34,12 @@ class InboxRow:
     """One pair, in the columns that a data set of preferences has."""
 
     digest: str
-    """SHA-256 of the canonical JSON of the row as it was read."""
+    """SHA-256 of the canonical JSON of the row as it was read, with the digests of its images if it has any."""
     where: str
     """File and line."""
     pair: dict[str, Any]
+    images: tuple[str, ...] = ()
+    """Digests of its images."""
 
 
 @dataclass
@@ -50,12 +55,16 @@ class Inbox:
     """One sentence for each source: its path, files and rows. Another one names data sets that were left out."""
 
 
-def read_inbox(sources: Iterable[DataSource], seen: Set[str], store: Store) -> Inbox:
+def read_inbox(
+    sources: Iterable[DataSource], seen: Set[str], store: Store, images: Callable[[], ImageReader | None] = lambda: None
+) -> Inbox:
     """Read every row of the sources whose digest is not among ``seen``, each once however often it is there.
 
-    A last line that is not finished is left for the next time. Raises UserError for a source that does not exist.
+    A last line that is not finished is left for the next time. ``images`` gives the reader that keeps the images of new rows,
+    None where the model reads text alone; it is called for rows that have some. A row whose image is missing or broken is
+    malformed. Raises UserError for a source that does not exist.
     """
-    inbox, known = Inbox(), set(seen)
+    inbox, known, digests = Inbox(), set(seen), ImageDigests()
     for source in sources:
         formats.check_columns(source.columns)
         formats.check_format(source.format, KIND)
@@ -71,7 +80,7 @@ def read_inbox(sources: Iterable[DataSource], seen: Set[str], store: Store) -> I
                 lines += 1
                 where = f"{name}:{number}"
                 try:
-                    row = _read(content, where, source, known)
+                    row = _read(content, where, source, known, path.parent, digests, images)
                 except (ValueError, RecursionError, UserError) as error:
                     inbox.malformed.append(f"{where}: {error}")
                     continue
@@ -104,16 +113,38 @@ def _account(given: str, files: int, rows: int, new: int, unfinished: list[str])
     return f"{path}: {count}{waits}"
 
 
-def _read(content: dict[str, Any] | str, where: str, source: DataSource, known: Set[str]) -> InboxRow | None:
+def _read(
+    content: dict[str, Any] | str,
+    where: str,
+    source: DataSource,
+    known: Set[str],
+    folder: Path,
+    digests: ImageDigests,
+    images: Callable[[], ImageReader | None],
+) -> InboxRow | None:
     """The row, or None if it is known. Raises ValueError or UserError with the problem of a malformed one."""
     if isinstance(content, str):
         raise ValueError(content)
     digest = digest_of(json.loads(json.dumps(content, default=str)))  # Parquet holds times and the like, too
+    reader = images() if names_images(content, source.columns) else None
+    if reader is not None:  # equal names may stand for other images in other folders
+        digest = digest_of([digest, _images_of(_parsed(content, source, digests, folder))])
     if digest in known:
         return None
+    pair = _parsed(content, source, reader, folder)
+    return InboxRow(digest, where, pair, _images_of(pair))
+
+
+def _parsed(content: dict[str, Any], source: DataSource, reader: ImageReader | None, folder: Path) -> dict[str, Any]:
+    """The columns of a row; those of its images by a ``reader`` of paths that begin at ``folder``."""
     format = formats.detect(content, source.format, source.columns, KIND)
-    pair = vars(KIND.formats[format].parse(Fields(content, source.columns)))
-    return InboxRow(digest, where, {name: value for name, value in pair.items() if value is not None})
+    read = reader.of_row(lambda: str(folder)) if reader else None
+    pair = vars(KIND.formats[format].parse(Fields(content, source.columns, read)))
+    return {name: value for name, value in pair.items() if value is not None}
+
+
+def _images_of(pair: dict[str, Any]) -> tuple[str, ...]:
+    return images_in_messages(pair["prompt"])
 
 
 def _rows(name: str, path: Path, malformed: list[str], unfinished: list[str]) -> Iterator[NumberedRow]:

@@ -6,13 +6,15 @@ caused they are given up, so that they do not block later rows; people can retur
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Set
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -21,6 +23,12 @@ from alignment_core.artifacts import ProvenanceDraft, Reference, Store
 from alignment_core.artifacts.paths import night_path
 from alignment_core.artifacts.reference import BATCH
 from alignment_core.canonical import digest_of
+from alignment_core.checks.shapes import shape_of
+from alignment_core.composition import steps
+from alignment_core.composition.graph import composing
+from alignment_core.composition.plan import Plan
+from alignment_core.data.image_reader import ImageReader
+from alignment_core.data.images import FOLDER, keep_images
 from alignment_core.data.rows_file import ROWS
 from alignment_core.errors import AlignmentError, Conflict, NotFound, UserError
 from alignment_core.journal import STOPPING_SECONDS
@@ -291,13 +299,28 @@ class Ledger(History):
         leases: ExitStack,
         given_up: tuple[Night, ...],
     ) -> Claim:
-        inbox = read_inbox(self.recipe.dpo.data.sources, self._digests(taken), self.store)
+        with self.store.workspace.scratch() as images:
+            reads = functools.cache(lambda: ImageReader(images) if self._reads_images() else None)
+            inbox = read_inbox(self.recipe.dpo.data.sources, self._digests(taken), self.store, reads)
+            return self._claim_rows(draft, head, inbox, images, taken, leases, given_up)
+
+    def _claim_rows(
+        self,
+        draft: Night,
+        head: Reference | None,
+        inbox: Inbox,
+        images: Path,
+        taken: Set[Reference],
+        leases: ExitStack,
+        given_up: tuple[Night, ...],
+    ) -> Claim:
+        """Claim the rows of an inbox, whose images are in the folder ``images``."""
         count = len(inbox.malformed)
         findings = {"rows": len(inbox.rows), "malformed_rows": count, "malformed": tuple(inbox.malformed[:LISTED])}
         findings |= {"inbox": tuple(inbox.looked)}
         if len(inbox.rows) < self.recipe.nightly.min_rows:
             return Claim(self._append(draft.model_copy(update={**findings, "state": "empty"}), head), given_up=given_up)
-        batch = self._publish(inbox, draft)
+        batch = self._publish(inbox, images, draft)
         if not self._lease(batch, leases):
             raise Conflict("another night is taking the same rows")
         production = self.store.tags.get(self.recipe.promotion.tag)
@@ -321,8 +344,15 @@ class Ledger(History):
             leases.callback(lease.release)
         return lease is not None
 
-    def _publish(self, inbox: Inbox, draft: Night) -> Reference:
-        """The rows as an artifact, which is the same for the same rows."""
+    def _reads_images(self) -> bool:
+        """Whether the recipe's model, whose tokenizer prepares the rows, is an image-text model."""
+        plan = Plan(self.store, self.recipe.seed)
+        with composing(plan):
+            model: Any = steps.base_model("model", self.recipe.model)
+        return bool(shape_of(self.store, model).get("vision_config"))
+
+    def _publish(self, inbox: Inbox, images: Path, draft: Night) -> Reference:
+        """The rows and their images as an artifact, which is the same for the same rows."""
         started, rows = journal.now(), inbox.rows
         digests = [row.digest for row in rows]
         files = Counter(row.where.rpartition(":")[0] for row in rows)
@@ -334,6 +364,7 @@ class Ledger(History):
         ]
         with self.store.workspace.scratch() as scratch:
             (scratch / ROWS).write_text("\n".join(lines) + "\n", encoding="utf-8")
+            keep_images((digest for row in rows for digest in row.images), images, scratch / FOLDER)
             provenance = ProvenanceDraft(
                 key=digest_of({"stage": BATCH, "rows": digests, "sources": sources}),
                 stage=BATCH,

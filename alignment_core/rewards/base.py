@@ -71,6 +71,8 @@ class Opening:
     """Its name in messages."""
     prompts: Rows = ()
     """Rows whose ``prompt_ids`` the tokenizer made; ``prompt`` is their text."""
+    images_in_observations: bool = False
+    """Whether completions may have images."""
     model: Model | None = None
     """Its model, if it has one (see RewardConfig.model)."""
     elsewhere: Elsewhere | None = None

@@ -6,8 +6,11 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from alignment_core.data.image_reader import data_url
+from alignment_core.data.images import mark, marks_in
 from alignment_core.data.messages import as_given, in_words, tools_of
 from alignment_core.recipes.sections.pairwise_judge import JudgeSampling
 from alignment_core.user_code.errors import Failed
@@ -28,9 +31,30 @@ SHOWN = 80
 
 def conversation(row: Mapping[str, Any]) -> str:
     """The prompt of a completion for a judge: the text before the policy's template; of several messages each with its speaker,
-    and the tools."""
+    and the tools. Images have stand-ins, for :func:`with_images`."""
     given = as_given(row)
-    return str(row["prompt_text"]) if given is None else in_words(given, tools_of(row))
+    return str(row["prompt_text"]) if given is None else in_words(given, tools_of(row), mark)
+
+
+def with_images(question: str, images: Sequence[Path]) -> str | list[dict[str, Any]]:
+    """A question as the content of a message: with images in the places of their stand-ins, or before a question that has none,
+    in OpenAI's form. ``images`` are files named by their digests."""
+    if not images:
+        return question
+    by_digest = {image.name: image for image in images}
+    places = [match for match in marks_in(question) if match[1] in by_digest]
+    parts: list[dict[str, Any]] = [] if places else [_part(image) for image in images]
+    end = 0
+    for place in places:
+        if before := question[end : place.start()]:
+            parts.append({"type": "text", "text": before})
+        parts.append(_part(by_digest[place[1]]))
+        end = place.end()
+    return [*parts, *([{"type": "text", "text": question[end:]}] if question[end:] else [])]
+
+
+def _part(image: Path) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": data_url(image)}}
 
 
 def filled(template: str, values: Mapping[str, str | None]) -> str:
@@ -45,7 +69,11 @@ def filled(template: str, values: Mapping[str, str | None]) -> str:
 
 
 def request(
-    model: str, question: str, sampling: JudgeSampling, with_logps: bool, stop_ids: Sequence[int] = ()
+    model: str,
+    question: str | list[dict[str, Any]],
+    sampling: JudgeSampling,
+    with_logps: bool,
+    stop_ids: Sequence[int] = (),
 ) -> dict[str, Any]:
     """The JSON of a chat completion; greedy, unless ``sampling`` says otherwise. ``stop_ids`` are for a server of vLLM's."""
     content: dict[str, Any] = {

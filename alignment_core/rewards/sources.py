@@ -19,7 +19,9 @@ from alignment_core.rewards.kept_answers import KeptAnswers
 from alignment_core.rewards.results import SHOWN, Account, RewardResult
 
 log = logging.getLogger(__name__)
-NO_IMAGES = "it reads text, and prompts have images: use a reward model that reads images, a verifier or a function"
+NO_IMAGES = (
+    "it reads text, and prompts or observations have images: use an image-text reward model, a verifier or a function"
+)
 """Why a kind of reward that ``reads_text`` is refused."""
 
 
@@ -29,8 +31,8 @@ class RewardSources:
     Calling it with rows of completions returns one list of results for each reward. Rewards are computed at the same time.
     Calls may come from any thread and are processed one by one; closing it ends every process that it started and any call in
     progress (with Stopped, except a reward model's). ``failed`` counts missing rewards by reason. Raises DataError if more than
-    a reward's ``max_failed`` of the last ``step`` rows failed, and UserError for prompts with images and a kind of reward that
-    does not see them.
+    a reward's ``max_failed`` of the last ``step`` rows failed, and UserError for prompts or observations with images and a
+    kind of reward that does not see them.
 
     Args: ``opening.field`` is the list's field in the recipe; ``models`` are the models of rewards, by their numbers; ``step``
     is the number of completions of a step.
@@ -47,7 +49,7 @@ class RewardSources:
             replace(opening, field=f"{opening.field}.{number}", model=models.get(number))
             for number in range(len(rewards))
         ]
-        if any(prompt.get("images") for prompt in opening.prompts):
+        if opening.images_in_observations or any(prompt.get("images") for prompt in opening.prompts):
             self._check_images()
         self._accounts = [
             Account(kind.description(reward), reward.max_failed, f"{opened.field}.max_failed", step, reward.missing)
@@ -66,7 +68,7 @@ class RewardSources:
             raise
 
     def _check_images(self) -> None:
-        """Raise UserError for a reward that would not see the images of prompts."""
+        """Raise UserError for a reward that would not see images."""
         for kind, reward, opening in zip(self._kinds, self._rewards, self._openings, strict=True):
             if kind.reads_text:
                 raise UserError(f"{opening.field}.{reward.KEY}: {NO_IMAGES}")

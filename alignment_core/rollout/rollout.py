@@ -54,7 +54,7 @@ class Rollout:
     special_text: str | None = None
     """``completion_text`` with special tokens, if a reward reads them and it was decoded where it was sampled."""
     images: tuple[Path, ...] = ()
-    """Paths of the prompt's images, in the order of their tokens."""
+    """Paths of the images of the prompt and of observations, in the order of their tokens."""
     environment: float | Failed = 0.0
     """Reward from the environment, or why there is none."""
     rewards: Mapping[str, RewardResult] = field(default_factory=dict)

@@ -11,6 +11,7 @@ import numpy as np
 
 from alignment_core.columns import parts
 from alignment_core.data.images import COLUMN as IMAGES
+from alignment_core.data.images import FOLDER, keep_images
 from alignment_core.recipes.sections.rl import TrajectoriesConfig
 from alignment_core.rewards.results import numbers
 from alignment_core.rollout.images import digests_of
@@ -29,7 +30,7 @@ def step_schema(with_images: bool = False) -> pa.Schema:
     all that the run has drawn, ``used`` whether the completion was trained on, ``rewards`` the results of the rewards in the
     recipe's order, and ``reward`` their total, null where the completion was not used. Where a reward is missing,
     ``rewards`` holds null and ``failures`` the reason; ``failures`` is null where none is missing. The column ``images`` has
-    the digests of files in the data set of the run's prompts; no trajectories have these files.
+    the digests of files in the data set of the run's prompts, or of observations, which are beside the steps in ``images/``.
     """
     import pyarrow as pa
 
@@ -95,6 +96,20 @@ class Trajectories:
         if self._writing:
             writing, self._writing = self._writing, None
             writing.result()
+
+    def copy_images(self, observed: Path, prompts: Path, target: Path) -> None:
+        """Put the images of the steps that are kept into ``target``, except those that the data set ``prompts`` has;
+        ``observed`` is the folder with the others."""
+        import pyarrow.parquet as pq
+
+        if IMAGES not in self.schema.names:
+            return
+        for file in self.folder.glob("*.parquet"):
+            column = pq.read_table(file, columns=[IMAGES])[IMAGES].to_pylist()
+            digests = {digest for images in column for digest in images}
+            keep_images(
+                (digest for digest in digests if not (prompts / FOLDER / digest).exists()), observed, target / FOLDER
+            )
 
     def close(self) -> None:
         """Finish the current write, and end the thread."""

@@ -19,9 +19,9 @@ from alignment_core.files import write_whole
 from alignment_core.inference.http_server import served
 from alignment_core.recipes.sections.pairwise_judge import PairwiseJudgeConfig
 from alignment_core.rewards.endpoint import Endpoint
-from alignment_core.rewards.llm_judge import answer_of, conversation, filled, reads, request, text_in
+from alignment_core.rewards.llm_judge import answer_of, conversation, filled, reads, request, text_in, with_images
 from alignment_core.rewards.results import Account, numbers
-from alignment_core.rollout.images import have_images
+from alignment_core.rollout.images import have_images, images_of, with_paths
 from alignment_core.rollout.schemas import read_rollouts
 
 log = logging.getLogger(__name__)
@@ -31,8 +31,8 @@ BLOCK = 256
 larger than the usual number of concurrent requests."""
 FIELD = "evaluation.judge"
 NO_IMAGES = (
-    f"{FIELD}: it reads text, and prompts have images: leave it out, and compare the policies by a reward model that reads "
-    "images or a function (`evaluation.rewards`), or by a verifier"
+    f"{FIELD}.served_judge: its server reads text, and prompts have images: give an endpoint (`{FIELD}.judge`) whose model "
+    "reads images, or compare the policies by an image-text reward model, a function (`evaluation.rewards`) or a verifier"
 )
 SERVED = "judge"
 """Name of the model on the stage's own server."""
@@ -58,12 +58,12 @@ class JudgePairsConfig(StageConfig):
 
 
 def run(context: StageContext, config: JudgePairsConfig) -> dict[str, Any]:
-    """Raises UserError for prompts with images."""
+    """Raises UserError for prompts with images and a judge that a server of the stage would hold."""
     of_policy, of_baseline = (
         _by_prompt(context, role, config.judge.pairs_per_prompt) for role in ("rollouts", "baseline")
     )
     check_same_prompts(of_policy, of_baseline)
-    if any(have_images(rows) for rows in of_policy.values()):
+    if config.judge.judge is None and any(have_images(rows) for rows in of_policy.values()):
         raise UserError(NO_IMAGES)
     pairs = [
         (own, other) for prompt in of_policy for own, other in zip(of_policy[prompt], of_baseline[prompt], strict=False)
@@ -105,7 +105,7 @@ def run(context: StageContext, config: JudgePairsConfig) -> dict[str, Any]:
 
 
 def _by_prompt(context: StageContext, role: str, most: int) -> dict[int, Rows]:
-    rows = read_rollouts(context.inputs[role])
+    rows = with_paths(read_rollouts(context.inputs[role]), context.inputs[role])
     return {prompt: list(group)[:most] for prompt, group in groupby(rows, key=lambda row: int(row["prompt"]))}
 
 
@@ -119,6 +119,7 @@ def _question(prompt: dict[str, Any], first: dict[str, Any], second: dict[str, A
             "completion_b": second["completion_text"],
             "label": prompt["label"],
         },
+        "images": images_of(prompt),
     }
 
 
@@ -146,7 +147,8 @@ def _values(context: StageContext, config: PairwiseJudgeConfig, questions: Rows)
                 log.warning("%s: %s", FIELD, server.shortened)
 
         def request_for(rows: Any) -> dict[str, Any]:
-            return request(name, filled(config.template, rows[0]["values"]), config, False, stop_ids)
+            question = with_images(filled(config.template, rows[0]["values"]), rows[0]["images"])
+            return request(name, question, config, False, stop_ids)
 
         urls = [with_path(url, "chat/completions") for url in bases]
         timeout = context.resources.reward_timeout_seconds

@@ -28,7 +28,7 @@ class StepData:
     numbers: dict[str, np.ndarray] = field(default_factory=dict)
     """Columns of the K trained tokens that losses need, [K] float32 each, by name."""
     images_S: Seq[Images] = ()
-    """Images of each completion's prompt; empty if none has any."""
+    """Images of each completion and its prompt; empty if none has any."""
 
     @classmethod
     def of(
@@ -40,7 +40,7 @@ class StepData:
         images: Seq[Images] = (),
     ) -> StepData:
         """Token ids of prompts and completions, and which of a completion's are ``trained``. ``groups`` are the prompts'
-        numbers; without them each completion has a prompt of its own. ``images`` are those of each prompt."""
+        numbers; without them each completion has a prompt of its own. ``images`` are those of each pair."""
         none = [np.zeros(len(prompt), bool) for prompt in prompts]
         ids = [np.asarray(part, np.int32) for pair in zip(prompts, completions, strict=True) for part in pair]
         targets = [np.asarray(part, bool) for pair in zip(none, trained, strict=True) for part in pair]

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from alignment.flows.ui.curves import MARGIN, WIDTH
 from alignment.flows.ui.rendering import page, start_of
 from alignment.flows.ui.run_pages import run_of
-from alignment.flows.ui.sample_rows import LARGEST_READ
+from alignment.flows.ui.sample_rows import LARGEST_READ, fetched, without_images
 from alignment_core import journal
 from alignment_core.artifacts import Provenance, Reference
 from alignment_core.artifacts.index import View
@@ -176,15 +176,16 @@ class ComparePages:
         if side.rollouts is None:
             raise UserError(f"{side.name} has no completions")
         scores, rollouts = side.record.inputs["scores"], side.rollouts
-        if (size := self.snapshot.manifest(rollouts).size) > LARGEST_READ:
+        if (size := sum(entry.size for entry in without_images(self.snapshot, rollouts))) > LARGEST_READ:
             raise UserError(f"{rollouts.short} has {size >> 20} MiB, more than a page reads ({LARGEST_READ >> 20} MiB)")
-        fetch = self.snapshot.store.fetch
         columns = ["prompt", "sample", "prompt_text", "completion_text", "label"]
-        tables = [pq.read_table(path, columns=columns) for path in sorted(fetch(rollouts).glob(SHARDS))]
+        with fetched(self.snapshot, rollouts) as folder:
+            tables = [pq.read_table(path, columns=columns) for path in sorted(folder.glob(SHARDS))]
         rows = [row for table in tables for row in table.to_pylist() if row["sample"] == 0]
+        stored = self.snapshot.store.fetch(scores)
         known = {
             row["prompt"]: row
-            for row in pq.read_table(fetch(scores) / SCORES, columns=["prompt", "sample", *VERIFIED]).to_pylist()
+            for row in pq.read_table(stored / SCORES, columns=["prompt", "sample", *VERIFIED]).to_pylist()
             if row["sample"] == 0
         }
         return {row["prompt_text"]: {**known.get(row["prompt"], {}), **row} for row in rows}

@@ -84,6 +84,25 @@ class Samples:
         return self.start + len(self.samples) < self.total
 
 
+def without_images(snapshot: IndexSnapshot, reference: Reference) -> list[FileEntry]:
+    """The files of an artifact but its images, each of which a page fetches when it shows it."""
+    return [entry for entry in snapshot.manifest(reference).files if not entry.path.startswith(f"{FOLDER}/")]
+
+
+@contextmanager
+def fetched(snapshot: IndexSnapshot, reference: Reference) -> Iterator[Path]:
+    """A folder with the files of an artifact but its images."""
+    store, entries = snapshot.store, without_images(snapshot, reference)
+    if len(entries) == len(snapshot.manifest(reference).files):
+        yield store.fetch(reference)
+        return
+    with store.workspace.scratch() as scratch:
+        for entry in entries:
+            (scratch / entry.path).parent.mkdir(parents=True, exist_ok=True)
+            store.blobs.get(reference.short, entry, scratch / entry.path)
+        yield scratch
+
+
 class SampleRows:
     """Rows of the artifacts of a store, whose tokens are shown by the tokenizers of its models."""
 
@@ -118,10 +137,10 @@ class SampleRows:
         if form is None or (form == SCORES and rollouts is None):
             return None
         read = [reference, *([rollouts] if form == SCORES and rollouts else [])]
-        if sum(entry.size for each in read for entry in self._without_images(each)) > LARGEST_READ:
+        if sum(entry.size for each in read for entry in without_images(self.snapshot, each)) > LARGEST_READ:
             return Samples([], 0, 0, problem=f"Rows of artifacts above {LARGEST_READ >> 20} MiB are not shown here.")
         with ExitStack() as until:
-            folder, *others = [until.enter_context(self._fetched(each)) for each in read]
+            folder, *others = [until.enter_context(fetched(self.snapshot, each)) for each in read]
             if form == SHARDS:
                 return self._groups(sorted(folder.glob(SHARDS)), "logps", start)
             if form == SCORES:
@@ -129,24 +148,6 @@ class SampleRows:
             if form == STEPS:  # the last step that was kept
                 return self._groups(sorted(folder.glob(STEPS))[-1:], "rollout_logps", start)
             return replace(self._data(folder, tokenizer, start), of=str(reference))
-
-    def _without_images(self, reference: Reference) -> list[FileEntry]:
-        """The files of an artifact but its images, each of which a page fetches when it shows it."""
-        files = self.snapshot.manifest(reference).files
-        return [entry for entry in files if not entry.path.startswith(f"{FOLDER}/")]
-
-    @contextmanager
-    def _fetched(self, reference: Reference) -> Iterator[Path]:
-        """A folder with the files of an artifact but its images."""
-        store, entries = self.snapshot.store, self._without_images(reference)
-        if len(entries) == len(self.snapshot.manifest(reference).files):
-            yield store.fetch(reference)
-            return
-        with store.workspace.scratch() as scratch:
-            for entry in entries:
-                (scratch / entry.path).parent.mkdir(parents=True, exist_ok=True)
-                store.blobs.get(reference.short, entry, scratch / entry.path)
-            yield scratch
 
     def _groups(
         self,

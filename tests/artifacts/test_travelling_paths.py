@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from alignment_core.artifacts import Reference, Store, open_store
-from alignment_core.artifacts.portable_paths import home_id, placed, receive, send, share
+from alignment_core.artifacts.portable_paths import carried, home_id, placed, receive, send, share
 from alignment_core.models.model_ref import Model
 from alignment_core.recipes import GenerationConfig
 from alignment_core.rewards.scoring_actors import pairs_of
@@ -90,6 +90,22 @@ result = [Path(image).read_bytes() for image in images], str(images[0])"""
     contents, path = elsewhere(code, (request, to_batch([completion]), pairs_of([completion.row()])))
     assert contents == [b"pixels"] * 3
     assert Path(path).is_relative_to(tmp_path / "other" / "stores")
+
+
+def test_a_carried_file_arrives_with_its_path(
+    shared: Store, store: Store, elsewhere: Elsewhere, tmp_path: Path
+) -> None:
+    """As images of observations do, which are in no artifact. Where machines share the store's folder, nothing is sent."""
+    for each in (shared, store):
+        folder = placed(each, each.workspace.progress("c" * 64)) / "observed"
+        folder.mkdir()
+        image = carried(folder / ("a" * 64))
+        image.write_bytes(b"pixels")
+        assert (b"pixels" in pickle.dumps(image)) is (each is shared)
+        content, path = elsewhere("result = given.read_bytes(), str(given)", image)
+        assert content == b"pixels"
+        assert Path(path).is_relative_to(tmp_path / "other" / "stores") is (each is shared)
+    assert carried(tmp_path) is tmp_path
 
 
 def test_files_written_elsewhere_return_through_the_store_and_leave_nothing_behind(

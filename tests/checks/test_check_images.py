@@ -91,7 +91,7 @@ def test_judges_rewards_and_teachers_that_see_no_images_are_named(
     evaluation = {
         "prompts": rows,
         "generation": {"max_completion_length": 4},
-        "judge": {"judge": "http://127.0.0.1:1/v1", "judge_model": "m"},
+        "judge": {"served_judge": {"name": str(model)}},
         "rewards": [{"reward_model": str(scores_text)}],
     }
     base = {"name": "demo", "model": {"name": str(model)}}
@@ -99,10 +99,10 @@ def test_judges_rewards_and_teachers_that_see_no_images_are_named(
         store, {**base, "method": "evaluate", "models": {"other": {"name": str(model)}}, "evaluation": evaluation}
     )
     assert sorted(problem.partition(":")[0] for problem in report.problems) == [
-        "evaluation.judge",
+        "evaluation.judge.served_judge",
         "evaluation.rewards.0.reward_model",
     ]
-    assert all("prompts have images" in problem for problem in report.problems)
+    assert all("have images" in problem for problem in report.problems)
     prompted: dict[str, Any] = {
         **base,
         "method": "distillation",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from alignment_core.data.images import image_part
 from alignment_core.errors import DataError, UserError
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.load import parse_recipe
@@ -16,6 +20,7 @@ from alignment_core.recipes.sections.rewards import CHOICE
 from alignment_core.rewards.base import Opening, content, kind_of
 from alignment_core.rewards.llm_judge import conversation
 from alignment_core.rewards.results import Account, numbers
+from tests.images import write_images
 from tests.rewards.judge_server import completion, question
 from tests.rewards.reward_server import Answer, Server
 
@@ -271,3 +276,27 @@ def test_a_prompt_of_one_message_is_its_text() -> None:
     assert conversation(row("4", messages=CHAT[:1])) == "Hi"
     assert conversation(row("4", messages="plain")) == "plain"
     assert conversation(row("4")) == "<user>2+2?", "as the policy saw it"
+
+
+def test_a_judge_sees_images_in_their_places(serve: Any, tmp_path: Path) -> None:
+    """In OpenAI's form. Before the text where the prompt's messages are not known, because it was truncated."""
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in write_images(tmp_path).values()][:2]
+    for path, digest in zip((tmp_path / "red.png", tmp_path / "green.png"), digests, strict=True):
+        path.rename(tmp_path / digest)
+    files = tuple(tmp_path / digest for digest in digests)
+    images = [image_part(digest) for digest in digests]
+    words = [{"type": "text", "text": text} for text in ("before ", " or ", "?")]
+    content = [words[0], images[0], words[1], images[1], words[2]]
+    server = serve(lambda _: completion("Score: 10"))
+    whole = {**row("the first", messages=[{"role": "user", "content": content}]), "images": files}
+    truncated = {**row("the first"), "images": files}
+    assert judged(server, [whole], template="Q: {prompt} A: {completion}")[0] == [1.0]
+    assert judged(server, [truncated], template="Q: {prompt} A: {completion}")[0] == [1.0]
+    urls = [f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}" for file in files]
+    shown = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    text = [
+        {"type": "text", "text": text}
+        for text in ("Q: before ", " or ", "? A: the first", "Q: <user>2+2? A: the first")
+    ]
+    sent = [request["messages"][0]["content"] for request in server.requests]
+    assert sent == [[text[0], shown[0], text[1], shown[1], text[2]], [*shown, text[3]]]

@@ -159,13 +159,13 @@ def test_the_stand_in_for_torchvision_is_gone_after_an_import() -> None:
     assert {name for name in sys.modules if name.startswith("torchvision")} == before
 
 
-JUDGE = {"judge": "http://127.0.0.1:1/v1", "judge_model": "m", "template": "{prompt} {completion}"}
+JUDGE = {"served_judge": "./model", "template": "{prompt} {completion}"}
 
 
 @pytest.mark.parametrize("given", [JUDGE, {"process_reward_model": "./model"}], ids=["judge", "process"])
 def test_rewards_that_read_text_are_refused(given: dict[str, str]) -> None:
     opening: Any = Opening("rl.rewards", ResourcesConfig(), prompts=[{"images": ("x/red",)}])
-    field = rf"^rl\.rewards\.0\.{next(iter(given))}: it reads text, and prompts have images"
+    field = rf"^rl\.rewards\.0\.{next(iter(given))}: it reads text, and prompts or observations have images"
     with pytest.raises(UserError, match=field):
         RewardSources([CHOICE.validate(given)], opening, {})
 
@@ -176,7 +176,7 @@ def test_rewards_that_read_text_are_refused(given: dict[str, str]) -> None:
         (tiny_qwen_vl, None, None),
         (tiny_qwen_vl, TEMPLATE, "has another chat template than the prompts, so it would read text alone"),
         (tiny_llava, None, "has another tokenizer than the policy, so it would read text alone"),
-        (None, None, "prompts have images, and .* reads none: use an image-text model"),
+        (None, None, "prompts or observations have images, and .* reads none: use an image-text model"),
     ],
     ids=["same", "template", "tokenizer", "text"],
 )

@@ -18,7 +18,9 @@ from alignment_core.artifacts import Store, open_store
 from alignment_core.artifacts.reference import Reference
 from alignment_core.execution.base import StageCall, StageResult
 from alignment_core.execution.runner import StageRequest, run_stage
+from alignment_core.inference.images import never_sampled
 from alignment_core.models.images import ImageProcessor
+from alignment_core.models.saving import read_json
 from alignment_core.recipes import GenerationConfig, ResourcesConfig, RlConfig
 from alignment_core.stages.generate import GenerateConfig
 from alignment_core.stages.rl import RlStageConfig
@@ -33,6 +35,27 @@ RESOURCES = ResourcesConfig(device="cpu", trainers=1, engines=1, kv_cache_mib=16
 NAMES_THE_COLOUR = """
 def names_the_colour(prompt, completion, label):
     return float(completion == label)
+"""
+SHOWS_A_PICTURE = """
+import base64
+
+import httpx
+
+
+def part(path):
+    with open(path, "rb") as file:
+        url = f"data:image/png;base64,{base64.b64encode(file.read()).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+async def shows_a_picture(prompt, label, base_url, api_key, images, picture):
+    client = httpx.AsyncClient(base_url=base_url, headers={"Authorization": f"Bearer {api_key}"}, timeout=60)
+    messages = []
+    for path, text in ((images[0], "what?"), (picture, "and?")):
+        messages.append({"role": "user", "content": [part(path), {"type": "text", "text": text}]})
+        answer = await client.post("/chat/completions", json={"messages": messages, "max_tokens": 5})
+        messages.append(answer.json()["choices"][0]["message"])
+    return float(len(messages[-1]["content"]))
 """
 
 
@@ -148,3 +171,61 @@ def test_a_policy_learns_to_name_colours(kind: str, machines: Any, tmp_path: Pat
     print(kind, means)  # shown if it fails
     assert np.mean(means[:3]) < 0.4
     assert np.mean(means[-3:]) > 0.9
+
+
+@pytest.mark.parametrize("kind", matrix(KINDS, usual=["qwen"]))
+def test_episodes_with_images_have_the_log_probabilities_of_plain_transformers(
+    kind: str, machines: Any, tmp_path: Path
+) -> None:
+    """Of turns behind images of the prompt and of an observation; the files of the latter are beside the trajectories."""
+    model = KINDS[kind](tmp_path / "model")
+    data = prompts(model, tmp_path)
+    (tmp_path / "agent.py").write_text(SHOWS_A_PICTURE)
+    wide = tmp_path / "pictures" / "wide.png"
+    environment = {
+        "agent": f"{tmp_path / 'agent.py'}:shows_a_picture",
+        "options": {"picture": str(wide)},
+        "images": True,
+    }
+    section = {
+        "prompts": {"task": "reverse", "rows": 4},  # those of the input are used
+        "steps": 1,
+        "prompts_per_step": 4,
+        "generation": {"num_generations": 2, "max_completion_length": 64},
+        "environment": environment,
+        "rewards": [{"environment": True}],
+        "training": {
+            "batch_size": 4,
+            "learning_rate": 1e-3,
+        },  # several updates of a step need the first log-probabilities
+        "trajectories": {"keep": "all"},
+    }
+    store = open_store(tmp_path / "store")
+    policy, rows = store.publish(model, "model"), store.publish(data, "dataset")
+    config = RlStageConfig(section=RlConfig.model_validate(section))
+    outputs, _ = run(store, machines(1), "rl", config, policy=policy, prompts=rows)
+    trajectories = outputs["trajectories"]
+    shown = hashlib.sha256(wide.read_bytes()).hexdigest()
+    assert [file.name for file in (trajectories / "images").iterdir()] == [shown]
+    assert (trajectories / "images" / shown).read_bytes() == wide.read_bytes()
+
+    plain = transformers.AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32)
+    processor = ImageProcessor.of(model)
+    assert processor is not None
+    compared = 0
+    for row in pq.read_table(trajectories / "step-000000.parquet").to_pylist():
+        assert len(row["images"]) == 2
+        files = [folder / "images" / row["images"][at] for at, folder in enumerate((data, trajectories))]
+        ids = torch.tensor([[*row["prompt_ids"], *row["completion_ids"]]])
+        types = (ids == processor.image_token_id).int()
+        more = {"mm_token_type_ids": types} if kind == "qwen" else {}
+        with torch.no_grad():
+            logits = plain(input_ids=ids, **processor.tensors(files), **more).logits[0, len(row["prompt_ids"]) - 1 : -1]
+        places, targets = torch.tensor(row["mask"]), torch.tensor(row["completion_ids"])[:, None]
+        trained = logits.log_softmax(-1).gather(-1, targets)[:, 0]
+        logits[:, list(never_sampled(read_json(model / "config.json")))] = float("-inf")
+        sampled = logits.log_softmax(-1).gather(-1, targets)[:, 0]
+        assert (torch.tensor(row["old_logps"]) - trained)[places].abs().max() < 1e-5
+        assert (torch.tensor(row["rollout_logps"]) - sampled)[places].abs().max() < 1e-4
+        compared += sum(row["mask"])
+    assert compared >= 8 * 2

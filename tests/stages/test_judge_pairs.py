@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 from collections.abc import Iterator
@@ -19,10 +20,12 @@ from alignment_core.data.messages import user
 from alignment_core.errors import DataError, UserError
 from alignment_core.execution.scheduling import FIRST
 from alignment_core.recipes import ResourcesConfig
+from alignment_core.recipes.sections.model import ModelConfig
 from alignment_core.recipes.sections.pairwise_judge import PairwiseJudgeConfig
 from alignment_core.rollout.schemas import rollout_schema, write_table
 from alignment_core.stages import judge_pairs
 from alignment_core.stages.judge_pairs import JudgePairsConfig, run
+from tests.images import write_images
 from tests.rewards.judge_server import answers, completion
 from tests.rewards.reward_server import Answer, Server
 
@@ -54,11 +57,13 @@ def rollouts(
     return folder
 
 
-def test_prompts_with_images_are_refused_before_the_judge_is_called(tmp_path: Path) -> None:
+def test_a_served_judge_is_refused_for_prompts_with_images(tmp_path: Path) -> None:
     shown = rollouts(tmp_path / "shown", MINE, images=["a" * 64])
     context: Any = SimpleNamespace(inputs={"rollouts": shown, "baseline": shown})
-    config = JudgePairsConfig(judge=PairwiseJudgeConfig(judge="http://127.0.0.1:1/v1", judge_model="j"))  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"^evaluation\.judge: it reads text, and prompts have images: leave it out"):
+    config = JudgePairsConfig(judge=PairwiseJudgeConfig(served_judge=ModelConfig(name="j")))
+    with pytest.raises(
+        UserError, match=r"^evaluation\.judge\.served_judge: its server reads text, and prompts have images"
+    ):
         run(context, config)
 
 
@@ -75,7 +80,12 @@ def judge(tmp_path: Path) -> Iterator[Any]:
     servers: list[Server] = []
 
     def run_stage(
-        answer: Answer, mine: Any = MINE, theirs: Any = THEIRS, condition: str = "", **fields: Any
+        answer: Answer,
+        mine: Any = MINE,
+        theirs: Any = THEIRS,
+        condition: str = "",
+        image: Path | None = None,
+        **fields: Any,
     ) -> tuple[Any, Any, Server]:
         servers.append(Server(answer))
         url = servers[-1].url.removesuffix("/score") + "/v1/"
@@ -83,9 +93,12 @@ def judge(tmp_path: Path) -> Iterator[Any]:
         for name in ("output", "progress"):
             (folder / name).mkdir(parents=True, exist_ok=True)
         inputs = {
-            "rollouts": rollouts(folder / "mine", mine, condition),
-            "baseline": rollouts(folder / "theirs", theirs),
+            "rollouts": rollouts(folder / "mine", mine, condition, [image.name] if image else None),
+            "baseline": rollouts(folder / "theirs", theirs, "", [image.name] if image else None),
         }
+        if image:
+            (inputs["baseline"] / "images").mkdir()
+            (inputs["baseline"] / "images" / image.name).write_bytes(image.read_bytes())
         context: Any = SimpleNamespace(
             inputs=inputs,
             output=folder / "output",
@@ -129,6 +142,18 @@ def test_a_judge_sees_the_baselines_prompt_in_both_orders(judge: Any) -> None:
     *_, server = judge(longer, condition=" [quality=9]")
     assert len(server.requests) == 6
     assert not any("quality" in json.dumps(request) for request in server.requests)
+
+
+def test_a_judge_at_an_endpoint_sees_the_images_of_prompts(judge: Any, tmp_path: Path) -> None:
+    """In both orders; a real server of text would refuse the request."""
+    image = write_images(tmp_path)["red"].rename(tmp_path / ("a" * 64))
+    metrics, _, server = judge(lambda content: completion("[[A]]"), image=image)
+    assert metrics["position_changed"] == 1.0
+    url = f"data:image/png;base64,{base64.b64encode(image.read_bytes()).decode()}"
+    contents = [request["messages"][0]["content"] for request in server.requests]
+    assert len(contents) == 6
+    assert all(content[0] == {"type": "image_url", "image_url": {"url": url}} for content in contents)
+    assert all("Answer A:" in content[1]["text"] for content in contents)
 
 
 def test_pairs_without_a_verdict_are_left_out_and_too_many_end_the_stage(judge: Any) -> None:

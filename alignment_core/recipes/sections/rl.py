@@ -56,7 +56,7 @@ class EnvironmentConfig(Config):
     name: CodePath | None = None
     """Environment class, `module:Class` or `file.py:Class`. `reset(prompt, label)` returns text to append to the prompt, or
     None; `step(completion)` returns a dict with `observation` (a text, or a list of texts, one message each), `reward` and
-    `done`. Both may be `async`; `close()` is called at the end if it exists.
+    `done`. Texts may be lists of parts with `images`. Both may be `async`; `close()` is called at the end if it exists.
     `alignment_core.environments.tools:Tools` runs tools."""
     agent: CodePath | None = unkeyed(None)
     """Agent function, `module:function` or `file.py:function`, optionally `async`: `agent(prompt, label, base_url,
@@ -75,6 +75,10 @@ class EnvironmentConfig(Config):
     skip_special_tokens: bool = unkeyed(True)
     """Remove special tokens, except tags of tool calls and of reasoning such as `<think>`, from the text of the policy's turns
     that the environment gets. The end-of-turn token is always removed."""
+
+    images: bool = unkeyed(False)
+    """Observations and requests of agents may have images, as parts of the type `image` or `image_url`. Needs an image-text
+    model; rows then share no prefixes in training."""
 
     @field_validator("options")
     @classmethod

@@ -13,7 +13,16 @@ from alignment_core.recipes.sections.rewards import RewardConfig
 from alignment_core.recipes.urls import Urls
 from alignment_core.rewards.base import Opening, RewardKind, Rows
 from alignment_core.rewards.endpoint import Endpoint
-from alignment_core.rewards.llm_judge import answer_of, conversation, expected, filled, number_in, reads, request
+from alignment_core.rewards.llm_judge import (
+    answer_of,
+    conversation,
+    expected,
+    filled,
+    number_in,
+    reads,
+    request,
+    with_images,
+)
 from alignment_core.user_code.errors import Failed
 
 RUBRIC = """Rate how well the answer serves the question: is it right, complete, clear and harmless? The question:
@@ -116,7 +125,7 @@ def asking(
     def asks(rows: Rows) -> dict[str, Any]:
         (row,) = rows
         values = {"prompt": conversation(row), "completion": row["completion_text"], "label": row["label"]}
-        question = filled(reward.template, values)
+        question = with_images(filled(reward.template, values), tuple(row.get("images") or ()))
         return request(model, question, reward, reward.verdicts is not None, stop_ids)
 
     places = [with_path(url, "chat/completions") for url in urls]
@@ -141,5 +150,4 @@ REWARD = RewardKind(
     content=_content,
     code=lambda reward: ("alignment_core.rewards.llm_judge",),
     kept=True,
-    reads_text=True,
 )

@@ -51,6 +51,7 @@ def open_sources(
         chat_template=chat_template,
         policy=context.references["policy"].short,
         prompts=prompts,
+        images_in_observations=section.environment is not None and section.environment.images,
         warnings=warnings,
         elsewhere=context.machines.actors.elsewhere,
         scores=in_actors(context.machines.actors, context.resources),

@@ -12,6 +12,7 @@ from alignment_core.data.completion_text import CompletionText
 from alignment_core.data.template import Renderer
 from alignment_core.data.turn_end import eos_token_ids
 from alignment_core.environments.environments import Environments, chat_template_of_turns
+from alignment_core.environments.observed_images import ObservedImages
 from alignment_core.errors import DataError, UserError
 from alignment_core.execution.base import StageContext
 from alignment_core.execution.metric_window import movement
@@ -39,6 +40,8 @@ from alignment_core.training.policy_groups import open_groups
 from alignment_core.training.policy_trainer import RlJob
 from alignment_core.training.training_rows import shuffles, table_has_images
 
+OBSERVED = "observed"
+"""Folder of the progress with the images of observations."""
 STOP_SECONDS = 0.2
 """Interval at which calls in progress are ended once the run is being stopped."""
 
@@ -57,6 +60,7 @@ def run_section(context: StageContext, section: RlConfig, shows: Container[str])
     rewarded = [*prompts, *(best.schedule.prompts if best else ())]
     sources = open_sources(context, section, tokenizer, chat_template, turn_end, rewarded, warnings)
     environments = _environments(context, section, tokenizer, chat_template)
+    with_images = have_images(prompts) or (section.environment is not None and section.environment.images)
     longest_prompt = max(len(prompt["prompt_ids"]) for prompt in rewarded)
     length = longest_prompt + section.generation.max_completion_length
     check_length(policy.path, longest_prompt, length)
@@ -73,16 +77,14 @@ def run_section(context: StageContext, section: RlConfig, shows: Container[str])
         length,
         masters=context.masters("policy") if section.training.saves_masters else None,
         chat_template=chat_template,
-        has_images=have_images(prompts) or (pretraining is not None and table_has_images(pretraining)),
+        has_images=with_images or (pretraining is not None and table_has_images(pretraining)),
     )
     drop_incomplete(context.progress)
     watch = Stopwatch()
     rewards = Rewards(section, sources, watch, context.cost, reward_of_critic(context, section, critic))
     shuffle = shuffles(_table(context.inputs["prompts"]))
     schedule = PromptSchedule(prompts, section.generation, context.seed, shuffle=shuffle)
-    trajectories = Trajectories(
-        context.progress / "trajectories", section.trajectories, section.steps, have_images(prompts)
-    )
+    trajectories = Trajectories(context.progress / "trajectories", section.trajectories, section.steps, with_images)
     request = EngineRequest(policy, length, section.training.dtype)
     with (
         closing(trajectories),
@@ -105,7 +107,8 @@ def run_section(context: StageContext, section: RlConfig, shows: Container[str])
             loop = Loop(context, section, ranks, weights, sampling, sampler, rewards, best, trajectories, watch, shows)
             metrics = loop.run()
             weights.close()
-    link_tree(context.progress / "trajectories", context.outputs["trajectories"])
+    link_tree(trajectories.folder, context.outputs["trajectories"])
+    trajectories.copy_images(context.progress / OBSERVED, context.inputs["prompts"], context.outputs["trajectories"])
     if best:
         metrics |= best.link_to(context.outputs["best"])
     # Of each, because `rl.result` chooses among the outputs of a stage that may have run with another choice.
@@ -127,7 +130,8 @@ def _environments(
 ) -> Environments | None:
     if section.environment is None:
         return None
-    policy = context.model("policy").path
+    model = context.model("policy")
+    policy, processor = model.path, model.image_processor()
     return Environments(
         section.environment,
         tokenizer,
@@ -137,6 +141,7 @@ def _environments(
         chat_template=chat_template,
         eos_token_ids=eos_token_ids(policy),
         image_tokens=never_sampled(read_json(policy / "config.json")),
+        images=ObservedImages(processor, context.progress / OBSERVED) if processor else None,
     )
 
 

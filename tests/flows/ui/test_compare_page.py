@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
+from alignment.flows.ui import compare_pages
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store
 from alignment_core.canonical import digest_of
 from alignment_core.journal import Journal, new_record
@@ -16,15 +18,23 @@ from tests.answered import AT, publish_round
 from tests.flows.ui.test_pages import HOSTILE
 
 Run = Callable[..., str]
+NONE: Mapping[str, bytes] = MappingProxyType({})
 
 
 @pytest.fixture
 def run(store: Store, tmp_path: Path) -> Run:
     """A run with an evaluation of completions with a text for each prompt."""
 
-    def finished(number: int, text: str, accuracy: float, label: str = "dpo", **recipe: Any) -> str:
+    def finished(
+        number: int,
+        text: str,
+        accuracy: float,
+        label: str = "dpo",
+        images: Mapping[str, bytes] = MappingProxyType({}),
+        **recipe: Any,
+    ) -> str:
         folder = tmp_path / f"run-{number}"
-        rollouts, scores = publish_round(store, folder, texts=(text,), label=label)
+        rollouts, scores = publish_round(store, folder, texts=(text,), label=label, images=images)
         metrics = {"accuracy": accuracy, "accuracy.low": accuracy - 0.1, "accuracy.high": accuracy + 0.1}
         (folder / "evaluation").mkdir()
         (folder / "evaluation" / "e.json").write_text(str(number))
@@ -65,6 +75,17 @@ def test_runs_differ_in_settings_metrics_and_completions(run: Run, get: Any) -> 
     # On a scale from 0.4 to 0.85 the points are at (0.5-0.4)/0.45 and (0.75-0.4)/0.45 of 308 pixels from 6.
     assert re.findall(r'circle class="made track-0" cx="([\d.]+)"', page) == ["74.4", "245.6"]
     assert f'value="{first}"' in get("/runs").text
+
+
+def test_images_of_prompts_do_not_count_in_the_size_of_completions(
+    run: Run, get: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare_pages, "LARGEST_READ", 1 << 20)
+    for number, text in ((1, "same"), (2, "other")):
+        run(number, text, 0.5, images={"a" * 64: bytes(2 << 20)})
+    page = get("/compare?run=1eb1c584-1111&run=2eb1c584-1111&where=").text
+    assert "same to 0" in page
+    assert "more than a page reads" not in page
 
 
 def test_a_filter_shows_the_prompts_where_a_side_is_better(run: Run, get: Any) -> None:

@@ -1,0 +1,137 @@
+"""Rows of the inbox with images: which are new, which wait, and what a night's artifact of rows has."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignment_core.artifacts import Store
+from alignment_core.data.build import examples
+from alignment_core.data.image_reader import ImageReader
+from alignment_core.data.images import image_part, images_in_messages
+from alignment_core.data.kinds.preferences import KIND
+from alignment_core.data.pin import pin
+from alignment_core.data.statistics import Ledger as Statistics
+from alignment_core.methods.nightly import NightlyRecipe
+from alignment_core.nights.inbox import Inbox, read_inbox
+from alignment_core.nights.ledger import Ledger
+from alignment_core.recipes import DataSource
+from tests.images import tiny_qwen_vl, write_images
+from tests.nights.conftest import pair
+
+
+@pytest.fixture
+def pictures(inbox: Path) -> dict[str, Path]:
+    return write_images(inbox / "pictures")
+
+
+def digest_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def read(store: Store, inbox: Path, tmp_path: Path) -> Callable[..., Inbox]:
+    def reading(path: str | Path = inbox, seen: Inbox | None = None, kept: str = "kept", **source: Any) -> Inbox:
+        known = {row.digest for row in seen.rows} if seen else set()
+        reader = ImageReader(tmp_path / kept)
+        return read_inbox([DataSource(path=str(path), **source)], known, store, lambda: reader)
+
+    return reading
+
+
+def test_images_of_every_form_are_kept_once(
+    read: Callable[..., Inbox], drop: Callable[..., None], pictures: dict[str, Path], tmp_path: Path
+) -> None:
+    url = f"data:image/png;base64,{base64.b64encode(pictures['blue'].read_bytes()).decode()}"
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "what?"}]
+    drop("a.jsonl", pair(1, images=["pictures/red.png"]), pair(2, prompt=[{"role": "user", "content": parts}]))
+    drop("b.jsonl", pair(3, image="pictures/red.png"), pair(4))
+    rows = read().rows
+    red, blue = digest_of(pictures["red"]), digest_of(pictures["blue"])
+    assert [row.images for row in rows] == [(red,), (blue,), (red,), ()]
+    assert rows[0].pair["prompt"] == [
+        {"role": "user", "content": [image_part(red), {"type": "text", "text": "prompt 1"}]}
+    ]
+    assert rows[3].pair["prompt"] == "prompt 4"
+    assert sorted(file.name for file in (tmp_path / "kept").iterdir()) == sorted([red, blue])
+
+
+def test_a_row_waits_for_its_image_and_a_known_one_is_not_kept_again(
+    read: Callable[..., Inbox], drop: Callable[..., None], pictures: dict[str, Path], tmp_path: Path
+) -> None:
+    drop("a.jsonl", pair(1, images=["pictures/red.png"]), pair(2, images=["pictures/late.png"]))
+    (pictures["red"].parent / "broken.png").write_bytes(pictures["red"].read_bytes()[:40])
+    drop("a.jsonl", pair(3, images=["pictures/broken.png"]))
+    first = read()
+    assert [row.pair["prompt"][0]["content"][1]["text"] for row in first.rows] == ["prompt 1"]
+    missing, broken = first.malformed
+    assert missing.startswith("a.jsonl:2: `images[0]` is 'pictures/late.png': there is no such file")
+    assert broken.startswith("a.jsonl:3: `images[0]` is")
+    pictures["wide"].rename(pictures["wide"].parent / "late.png")
+    second = read(seen=first, kept="second")
+    assert [row.where for row in second.rows] == ["a.jsonl:2"]
+    assert [file.name for file in (tmp_path / "second").iterdir()] == [*second.rows[0].images]
+
+
+def test_equal_rows_with_other_images_are_two_rows(
+    read: Callable[..., Inbox], drop: Callable[..., None], inbox: Path
+) -> None:
+    for day, colour in (("monday", "red"), ("tuesday", "blue"), ("wednesday", "red")):
+        write_images(inbox / day)[colour].rename(inbox / day / "1.png")
+        drop(f"{day}/a.jsonl", pair(1, images=["1.png"]))
+    rows = read(f"{inbox}/*/a.jsonl").rows
+    assert [row.where for row in rows] == ["monday/a.jsonl:1", "tuesday/a.jsonl:1"]
+
+
+def test_a_model_of_text_reads_no_images(
+    store: Store, inbox: Path, drop: Callable[..., None], pictures: dict[str, Path]
+) -> None:
+    parts = [{"type": "image", "image": "pictures/red.png"}, {"type": "text", "text": "what?"}]
+    drop("a.jsonl", pair(1, prompt=[{"role": "user", "content": parts}]), pair(2, images=["pictures/red.png"]))
+    arrived = read_inbox([DataSource(path=str(inbox))], set(), store)
+    assert [row.pair["prompt"] for row in arrived.rows] == ["prompt 2"]
+    assert "only text is read here" in arrived.malformed[0]
+    again = read_inbox([DataSource(path=str(inbox))], {arrived.rows[0].digest}, store)
+    assert again.rows == [], "an unread column counts as it did"
+
+
+@pytest.fixture
+def ledger(store: Store, recipe: Callable[..., NightlyRecipe], tmp_path: Path) -> Ledger:
+    content = recipe().model_dump(mode="json", exclude_unset=True)
+    model = {"name": str(tiny_qwen_vl(tmp_path / "model"))}
+    return Ledger(store, NightlyRecipe.model_validate({**content, "model": model}))
+
+
+def test_two_nights_take_rows_with_their_images(
+    ledger: Ledger, drop: Callable[..., None], pictures: dict[str, Path], tmp_path: Path
+) -> None:
+    """Each row goes to one night, whose artifact has its images; the data set of the night reads them from there, though the
+    inbox has lost them."""
+    drop("a.jsonl", pair(1, images=["pictures/red.png"]), pair(2, images=["pictures/wide.png", "pictures/red.png"]))
+    with ledger.claim("monday") as claim:
+        monday = claim.night
+        ledger.record(monday.model_copy(update={"state": "stopped"}))
+    with ledger.claim("monday") as claim:
+        assert claim.night.batch == monday.batch, "resumed with the same rows"
+        ledger.record(claim.night.model_copy(update={"state": "promoted"}))
+    drop("a.jsonl", pair(3, images=["pictures/blue.png"]))
+    with ledger.claim("tuesday") as claim:
+        tuesday = claim.night
+    assert (monday.rows, tuesday.rows) == (2, 1)
+    digests = {name: digest_of(path) for name, path in pictures.items()}
+    for path in pictures.values():
+        path.unlink()
+    for night, names in ((monday, ("red", "wide")), (tuesday, ("blue",))):
+        assert night.batch is not None
+        folder = ledger.store.fetch(night.batch)
+        assert sorted(file.name for file in (folder / "images").iterdir()) == sorted(digests[name] for name in names)
+        pinned = pin(DataSource(path=str(folder / "rows.jsonl"), format=KIND.native))
+        statistics = Statistics([pinned], 0.0, KIND)
+        rows: Any = examples(pinned, 0, statistics, KIND, 0, reader=ImageReader(tmp_path / night.night))
+        images = {digest for _, example, *_ in rows for digest in images_in_messages(example.prompt)}
+        assert images == {digests[name] for name in names}
