@@ -14,6 +14,7 @@ from alignment_core.capacity.workload import Reinforcement, Sampling, Training, 
 from alignment_core.cluster.device import Device, is_sharded, recomputed_activations, zero_stage
 from alignment_core.cluster.layout import LearnerRole, host_of
 from alignment_core.errors import EnvironmentFault
+from alignment_core.inference.kv_cache import most_on_gpu, sequences_at_once
 from alignment_core.init.memory import ADAPTERS
 from alignment_core.recipes import ResourcesConfig
 
@@ -109,7 +110,8 @@ def _of_training(work: Training, resources: ResourcesConfig, cluster: Cluster) -
 
 
 def _of_sampling(work: Sampling, resources: ResourcesConfig, cluster: Cluster) -> Estimate:
-    engines, role, at_once, problems = _engines(work.prompt, work.completion, resources, cluster)
+    batch = work.generation.shard_size * work.generation.num_generations
+    engines, role, at_once, problems = _engines(work.prompt, work.completion, batch, resources, cluster)
     shards = resources.tensor_parallel_size
     seconds = cluster.timing.sampling(
         work.prompts, work.prompt, work.completions, work.completion, engines, shards, at_once
@@ -124,7 +126,8 @@ def _of_sampling(work: Sampling, resources: ResourcesConfig, cluster: Cluster) -
 
 def _of_reinforcement(work: Reinforcement, resources: ResourcesConfig, cluster: Cluster) -> Estimate:
     section, timing = work.section, cluster.timing
-    engines, engine, at_once, problems = _engines(work.prompt, work.completion, resources, cluster)
+    batch = section.sampled_at_once
+    engines, engine, at_once, problems = _engines(work.prompt, work.completion, batch, resources, cluster)
     shards, budget = resources.tensor_parallel_size, max(resources.token_budget, work.prompt + work.completion)
     of_rank = _of_one_rank(budget, resources)
     learners = _learners(work, resources, cluster, of_rank)
@@ -234,7 +237,7 @@ def _learners(work: Reinforcement, resources: ResourcesConfig, cluster: Cluster,
 
 
 def _engines(
-    prompt: int, completion: int, resources: ResourcesConfig, cluster: Cluster
+    prompt: int, completion: int, batch: int, resources: ResourcesConfig, cluster: Cluster
 ) -> tuple[int, Role, int, list[str]]:
     """Their number, the memory of one on each of its GPUs, sequences that it samples at a time, and what does not fit."""
     device, shards = cluster.device, resources.tensor_parallel_size
@@ -242,15 +245,17 @@ def _engines(
     utilization = resources.engine_memory
     role = memory.engine(cluster.model, cluster.hardware, shards, utilization, engines * shards)
     longest = (prompt + completion) * cluster.model.cache / shards
-    at_once = int(role.terms["cache"] // longest)
+    held = int(role.terms["cache"] // longest)
     problems = []
-    if at_once < 1:
+    if held < 1:
         needed = role.terms["weights"] + role.terms["reserve"] + longest
         problems.append(
             f"an engine needs {_gb(needed)} on each of its {shards} GPUs for weights and one sequence, and "
             f"gpu_memory_utilization {utilization:g} gives it {_gb(utilization * cluster.hardware.memory)}"
         )
-    return engines, role, max(1, min(resources.max_num_seqs, at_once)), problems
+    most = most_on_gpu(cluster.hardware.memory, cluster.hardware.name)
+    at_once = sequences_at_once(resources, batch, held, most)
+    return engines, role, max(1, min(at_once, held)), problems
 
 
 def _peaks(

@@ -1,9 +1,10 @@
-"""The completions of a run's steps as Parquet files, written beside the training."""
+"""The completions of a run's steps as Parquet files, written beside the training by another process."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,14 @@ from alignment_core.rewards.results import numbers
 from alignment_core.rollout.images import digests_of
 from alignment_core.rollout.rollout import Rollout
 from alignment_core.rollout.schemas import rollout_schema, write_columns
+from alignment_core.rollout.trajectory_writer import TrajectoryWriter
 from alignment_core.training.step_data import StepData
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+SMALL = 1 << 20
+"""Tokens of a step that this process writes itself: another one would take longer to start."""
 
 
 def step_schema(with_images: bool = False) -> pa.Schema:
@@ -55,8 +60,41 @@ def step_schema(with_images: bool = False) -> pa.Schema:
     return schema
 
 
+@dataclass(frozen=True)
+class StepTable:
+    """The rows of a step before their file's columns are made of them: cheap to make, and to send to another process."""
+
+    columns: dict[str, list[Any]]
+    """All columns of the schema. Those of ``numbers`` have only what rows that are not trained on have there."""
+    masks: list[np.ndarray]
+    """[T] Which tokens are trained, of each row that is; these come first."""
+    numbers: dict[str, np.ndarray]
+    """[K] Numbers of trained tokens, by name."""
+
+    @classmethod
+    def of(cls, rollouts: Sequence[Rollout], batch: StepData | None, schema: pa.Schema) -> StepTable:
+        """See :meth:`Trajectories.write`."""
+        columns = {name: [getattr(rollout, name, None) for rollout in rollouts] for name in schema.names}
+        columns[IMAGES] = [digests_of({IMAGES: rollout.images}) for rollout in rollouts]
+        columns["mask"] = [rollout.loss_mask for rollout in rollouts]
+        columns["rollout_logps"] = [rollout.logps for rollout in rollouts]
+        columns["rewards"] = [numbers(list(rollout.rewards.values())) for rollout in rollouts]
+        if batch is None:
+            return cls(columns, [], {})
+        masks = [rollout.trained_mask for rollout in rollouts[: len(batch.ends_S)]]
+        packed = columns.keys() - {"rollout_logps"}  # which tokens without a loss have, too
+        return cls(columns, masks, {name: values for name, values in batch.numbers.items() if name in packed})
+
+    def write(self, schema: pa.Schema, path: Path) -> None:
+        """Write the file, whole or not at all."""
+        columns = dict(self.columns)
+        for name, values in numbers_by_token(self.masks, self.numbers).items():
+            columns[name] = [*values, *columns[name][len(values) :]]
+        write_columns(columns, schema, path)
+
+
 class Trajectories:
-    """Writes one step at a time, in a thread of its own."""
+    """Writes one step at a time, beside the caller: a thread sends it to a process, which starts with the first large one."""
 
     def __init__(self, folder: Path, config: TrajectoriesConfig, steps: int, with_images: bool = False) -> None:
         """``steps`` of the whole run; ``with_images`` if any of its prompts has some, because all steps have one schema."""
@@ -68,6 +106,7 @@ class Trajectories:
         self.steps = steps
         self.schema = step_schema(with_images)
         self._thread = ThreadPoolExecutor(1, "trajectories")
+        self._writer: TrajectoryWriter | None = None
         self._writing: Future[None] | None = None
 
     def keeps(self, step: int) -> bool:
@@ -82,7 +121,12 @@ class Trajectories:
         self._writing = self._thread.submit(self._write, step, rollouts, batch)
 
     def _write(self, step: int, rollouts: Sequence[Rollout], batch: StepData | None) -> None:
-        write_columns(_columns(rollouts, batch, self.schema), self.schema, self._file(step))
+        table = StepTable.of(rollouts, batch, self.schema)
+        if sum(len(rollout.loss_mask) for rollout in rollouts) < SMALL:
+            table.write(self.schema, self._file(step))
+            return
+        self._writer = self._writer or TrajectoryWriter()
+        self._writer.call(StepTable.write, table, self.schema, self._file(step))
 
     def drop(self, step: int) -> None:
         """Delete the file of a step that failed before the run was resumed."""
@@ -92,7 +136,7 @@ class Trajectories:
         return self.folder / f"step-{step:06d}.parquet"
 
     def settle(self) -> None:
-        """Wait until all is written. Raises OSError if the disk has no room."""
+        """Wait until all is written. Raises OSError if the disk has no room, InfrastructureError if the process died."""
         if self._writing:
             writing, self._writing = self._writing, None
             writing.result()
@@ -112,31 +156,22 @@ class Trajectories:
             )
 
     def close(self) -> None:
-        """Finish the current write, and end the thread."""
+        """Finish the current write, and end the thread and its process."""
+        self._thread.submit(self._end_writer)
         self._thread.shutdown()
 
-
-def _columns(rollouts: Sequence[Rollout], batch: StepData | None, schema: pa.Schema) -> dict[str, list[Any]]:
-    columns = {name: [getattr(rollout, name, None) for rollout in rollouts] for name in schema.names}
-    columns[IMAGES] = [digests_of({IMAGES: rollout.images}) for rollout in rollouts]
-    columns["mask"] = [rollout.loss_mask for rollout in rollouts]
-    columns["rollout_logps"] = [rollout.logps for rollout in rollouts]
-    columns["rewards"] = [numbers(list(rollout.rewards.values())) for rollout in rollouts]
-    if batch is None:
-        return columns
-    unused = len(rollouts) - len(batch.ends_S)
-    for name, values in numbers_by_token(rollouts[: len(batch.ends_S)], batch).items():
-        if name != "rollout_logps":  # which tokens without a loss have, too
-            columns[name] = [*values, *(columns[name][-unused:] if unused else ())]
-    return columns
+    def _end_writer(self) -> None:
+        if self._writer:
+            self._writer.close()
 
 
-def numbers_by_token(rollouts: Sequence[Rollout], batch: StepData) -> dict[str, list[np.ndarray]]:
-    """The batch's numbers of trained tokens, by name and rollout: [T] each, 0 at tokens that are not trained."""
-    mask_T = np.concatenate([rollout.trained_mask for rollout in rollouts])
-    ends_S = np.cumsum([len(rollout.loss_mask) for rollout in rollouts])
+def numbers_by_token(masks: Sequence[np.ndarray], numbers: Mapping[str, np.ndarray]) -> dict[str, list[np.ndarray]]:
+    """Numbers [K] of trained tokens by name and completion: [T] each, 0 at tokens that are not trained. ``masks`` [T] tell
+    which ones are."""
+    mask_T = np.concatenate(masks) if masks else np.zeros(0, bool)
+    ends_S = np.cumsum([len(mask) for mask in masks])
     columns = {}
-    for name, values_K in batch.numbers.items():
+    for name, values_K in numbers.items():
         values_T = np.zeros(len(mask_T), np.float32)
         values_T[mask_T] = values_K
         columns[name] = parts(values_T, ends_S)

@@ -106,7 +106,7 @@ def main() -> None:
 
 
 def _figures(steps: list[dict[str, float]], planned: dict[str, float]) -> dict[str, Any]:
-    """Medians of the steps. Trainers wait for all parts but the trajectories, which a thread writes beside them."""
+    """Medians of the steps. Trainers wait for all parts but the trajectories, which a thread sends to another process."""
     by_part = {name: statistics.median(step.get(name, 0.0) for step in steps) for name in steps[-1]}
     total = sum(by_part.values())
     waited_for = total - by_part["trajectories"]

@@ -165,8 +165,8 @@ REWARDS = [1.0, 0.0, 2.0, 4.0]
 
 def each(data: StepData, name: str) -> list[list[float]]:
     """A column's numbers, completion by completion, as they are stored."""
-    rollouts = [rollout(targets[1:].tolist()) for targets in np.split(data.targets_N, data.ends_S[:-1])]
-    return [numbers.tolist() for numbers in numbers_by_token(rollouts, data)[name]]
+    masks = [targets[1:] for targets in np.split(data.targets_N, data.ends_S[:-1])]
+    return [numbers.tolist() for numbers in numbers_by_token(masks, data.numbers)[name]]
 
 
 def test_a_group_baseline_reaches_every_trained_token() -> None:

@@ -1,21 +1,28 @@
-"""The completions of a step as a file that is written beside the training."""
+"""The completions of a step as a file that is written beside the training, by this process or, of large steps, by another."""
 
 from __future__ import annotations
 
 import errno
+import os
+import signal
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from alignment_core.errors import InfrastructureError
+from alignment_core.processes import wait_until
 from alignment_core.recipes.sections.rl import TrajectoriesConfig
 from alignment_core.rewards.results import RewardValue
 from alignment_core.rollout import trajectories
 from alignment_core.rollout.rollout import Rollout, to_batch
 from alignment_core.rollout.trajectories import Trajectories
+from alignment_core.rollout.trajectory_writer import TrajectoryWriter
 from alignment_core.user_code.errors import Failed
 from tests.rollout.rollouts import rollout
 
@@ -38,12 +45,22 @@ def rollouts() -> list[Rollout]:
     ]
 
 
+@pytest.fixture(params=["this process", "another process"])
+def writing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The process that writes steps, however small."""
+    if request.param == "another process":
+        monkeypatch.setattr(trajectories, "SMALL", 0)
+    return str(request.param)
+
+
+@pytest.mark.usefixtures("writing")
 def test_trajectories_have_numbers_only_for_trained_tokens(tmp_path: Path) -> None:
     rows = rollouts()
     data = to_batch(rows[:2])
     data.numbers["advantages"] = np.array([1.0, 2.0, 3.0], np.float32)
     with closing(Trajectories(tmp_path / "steps", TrajectoriesConfig(), 1)) as written:
         written.write(0, rows, data)
+        written.settle()
     table = pq.read_table(tmp_path / "steps" / "step-000000.parquet")
     assert table.column("advantages").to_pylist() == [[1.0, 0.0, 2.0], [3.0], None]
     assert table.column("completion_ids").to_pylist() == [[0, 1, 2], [0], [0, 1]]
@@ -56,17 +73,76 @@ def test_trajectories_have_numbers_only_for_trained_tokens(tmp_path: Path) -> No
     assert table.column("used").to_pylist() == [True, True, False]
 
 
-def test_a_failed_write_is_raised_on_settle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", "step-000000.parquet")
+def test_both_processes_write_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [*rollouts(), rollout([True], prompt_text="é" * 70_000, prompt_ids=np.array([1], np.int32), masked=True)]
+    rows = [rows[0], rows[1], rows[3], rows[2]]
+    data = to_batch(rows[:3])
+    data.numbers["returns"] = np.array([1.0, 2.0, 3.0], np.float32)
+    with closing(Trajectories(tmp_path / "steps", TrajectoriesConfig(), 4)) as written:
+        for step, small in enumerate((1 << 20, 0, 0)):
+            monkeypatch.setattr(trajectories, "SMALL", small)
+            written.write(step, rows, data if step < 2 else None)
+        written.settle()
+    first, second, unused = sorted((tmp_path / "steps").iterdir())
+    assert first.read_bytes() == second.read_bytes()
+    assert pq.read_table(first).column("returns").to_pylist() == [[1.0, 0.0, 2.0], [3.0], [0.0], None]
+    assert pq.read_table(unused).column("returns").null_count == 4
 
+
+@pytest.mark.usefixtures("writing")
+def test_a_full_disk_is_raised_on_settle(tmp_path: Path) -> None:
     rows = rollouts()
     with closing(Trajectories(tmp_path / "steps", TrajectoriesConfig(), 3)) as written:
-        monkeypatch.setattr(trajectories, "write_columns", full)
+        partial = tmp_path / "steps" / "step-000000.partial"
+        partial.symlink_to("/dev/full")
         written.write(0, rows, to_batch(rows[:2]))
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match="No space left") as caught:
             written.settle()
-        monkeypatch.undo()
+        assert caught.value.errno == errno.ENOSPC
+        partial.unlink()
         written.write(0, rows, to_batch(rows[:2]))
         written.settle()
     assert [file.name for file in (tmp_path / "steps").iterdir()] == ["step-000000.parquet"]
+
+
+def test_the_death_of_the_writing_process_is_an_error_after_which_an_attempt_writes_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trajectories, "SMALL", 0)
+    rows = rollouts()
+    with closing(Trajectories(tmp_path / "steps", TrajectoriesConfig(), 3)) as written:
+        written.write(0, rows, to_batch(rows[:2]))
+        written.settle()
+        assert written._writer
+        written._writer._process.kill()
+        written.write(1, rows, to_batch(rows[:2]))
+        with pytest.raises(InfrastructureError, match=r"writes trajectories ended \(exit code -9\)"):
+            written.settle()
+    (tmp_path / "steps" / "step-000001.partial").write_bytes(b"half of it")
+    with closing(Trajectories(tmp_path / "steps", TrajectoriesConfig(), 3)) as written:
+        written.write(1, rows, to_batch(rows[:2]))
+        written.settle()
+    first, second = sorted((tmp_path / "steps").iterdir())
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_no_process_is_left_after_the_end() -> None:
+    writer = TrajectoryWriter()
+    writer.close()
+    assert writer._process.returncode is not None
+
+
+def test_the_writing_process_ends_with_a_killed_run() -> None:
+    code = (
+        "import time\n"
+        f"from {TrajectoryWriter.__module__} import TrajectoryWriter\n"
+        "writer = TrajectoryWriter()\n"
+        "writer.call(max, 1, 2)\n"
+        "print(writer._process.pid, flush=True)\n"
+        "time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout
+        writer = psutil.Process(int(run.stdout.readline()))
+        os.kill(run.pid, signal.SIGKILL)
+        assert wait_until(lambda: not writer.is_running() or writer.status() == psutil.STATUS_ZOMBIE, 30)

@@ -18,7 +18,7 @@ from alignment_core.execution.base import StageContext
 from alignment_core.execution.metric_window import movement
 from alignment_core.execution.stopwatch import Stopwatch
 from alignment_core.inference.decoding import Decoding
-from alignment_core.inference.engine import EngineRequest
+from alignment_core.inference.engine import Engine, EngineRequest
 from alignment_core.inference.images import never_sampled
 from alignment_core.models.model_ref import Model
 from alignment_core.models.saving import read_json
@@ -85,7 +85,7 @@ def run_section(context: StageContext, section: RlConfig, shows: Container[str])
     shuffle = shuffles(_table(context.inputs["prompts"]))
     schedule = PromptSchedule(prompts, section.generation, context.seed, shuffle=shuffle)
     trajectories = Trajectories(context.progress / "trajectories", section.trajectories, section.steps, with_images)
-    request = EngineRequest(policy, length, section.training.dtype)
+    request = EngineRequest(policy, length, section.training.dtype, section.sampled_at_once)
     with (
         closing(trajectories),
         context.machines.engines_and_trainers(request, context.ticket) as (engines, trainers),
@@ -157,7 +157,7 @@ def _sampler(
         steps=section.steps,
         max_staleness=section.execution.max_staleness,
         partial_rollouts=section.execution.partial_rollouts,
-        max_num_seqs=context.resources.max_num_seqs,
+        max_num_seqs=min(sampling.engines.all(Engine.sequences_at_once)),
     )
 
 
