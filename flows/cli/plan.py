@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,8 +20,11 @@ from alignment_core.capacity.hardware import KINDS, Coefficients, hardware_of
 from alignment_core.errors import UserError
 
 if TYPE_CHECKING:
-    from alignment_core.capacity.estimate import Cluster, Estimate
+    from alignment_core.capacity.architecture import Architecture
+    from alignment_core.capacity.cluster import Cluster
+    from alignment_core.capacity.estimate import Estimate
     from alignment_core.capacity.report import Capacity
+    from alignment_core.capacity.workload import Work
     from alignment_core.recipes import BaseRecipe
 
 NOT_ESTIMATED = "evaluations, reports and data sets are left out, and other work on the GPUs"
@@ -68,8 +74,8 @@ def plan(
 
     chosen = load_recipe(file_of(recipe), [*overrides, *([f"store={store}"] if store else [])])
     opened = open_store(chosen.store, writes=False)
-    cluster = _cluster(chosen, opened, kind, gpus, config, like)
     works = work_of(chosen, Lengths(prompt_tokens, completion_tokens, row_tokens, rows))
+    cluster = replace(_cluster(chosen, opened, kind, gpus, config, like), others=_others(works, opened))
     if not works:
         raise UserError(
             f"{recipe}: no stage of `method: {chosen.method}` trains or samples, so there is nothing to estimate"
@@ -85,7 +91,7 @@ def plan(
 
 def _cluster(recipe: BaseRecipe, store: Store, kind: str, gpus: int, config: Path | None, like: str | None) -> Cluster:
     from alignment_core.capacity.architecture import Architecture
-    from alignment_core.capacity.estimate import Cluster
+    from alignment_core.capacity.cluster import Cluster
     from alignment_core.capacity.measured import CPU, coefficients_of
 
     if kind == "cpu" and like is None:
@@ -120,6 +126,19 @@ def _shape(recipe: BaseRecipe, store: Store, config: Path | None) -> dict[str, A
         why = model.problem or "it has no config.json"
         raise UserError(f"model: the shape of {recipe.model.name} is unknown: {why}; give its config.json by --config")
     return dict(model.shape)
+
+
+def _others(works: Iterable[Work], store: Store) -> dict[str, Architecture]:
+    """The models beside the policy, by name, as far as their config.json can be read now."""
+    from alignment_core.capacity.architecture import Architecture
+    from alignment_core.capacity.workload import models_of
+    from alignment_core.init.models import choose
+
+    architectures = {}
+    for name in {str(model.name) for model in models_of(works).values() if model.scratch is None}:
+        with suppress(UserError):
+            architectures[name] = Architecture.of(dict(choose(name, store).shape))
+    return architectures
 
 
 def _print(result: Capacity) -> None:
@@ -169,6 +188,8 @@ def _print_stage(each: Estimate) -> None:
             out.print(
                 f"  {role.name}: {role.host / 1e9:.1f} GB of CPU memory for each of {role.ranks} ranks", markup=False
             )
+    for note in each.notes:
+        out.print(f"  {note}", style="dim", markup=False)
 
 
 def _seconds(value: float) -> str:

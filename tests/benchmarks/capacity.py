@@ -2,12 +2,15 @@
 
     python -m tests.benchmarks capacity
 
-Prints predicted by measured seconds for each stage of the larger model; `align plan` is meant to be within 25 %.
+Prints predicted by measured seconds for each stage of the larger model; `align plan` is meant to be within 25 %. Coefficients
+are those of the cores' time, as with `--like`. `by_clock` compares with the seconds of the stage on the wall, during which the
+run's other processes, and those of the machine, may have used its cores; the load of the machine is printed, too.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -45,10 +48,13 @@ def main() -> None:
 
         known = coefficients_of(small, CPU, shape_of)
         for record in large:
+            by_clock = dict(measured_by(record, CPU, shape_of, by_clock=True))
             for name, value in measured_by(record, CPU, shape_of):
                 # Seconds at full rates cancel: predicted / measured = (full / known) / (full / value).
-                ratio = round(value / getattr(known, name), 3)
-                print(json.dumps({"stage": record.label, "coefficient": name, "predicted_by_measured": ratio}))
+                ratios = {"predicted_by_measured": value, "by_clock": by_clock[name]}
+                shown = {title: round(of_stage / getattr(known, name), 3) for title, of_stage in ratios.items()}
+                print(json.dumps({"stage": record.label, "coefficient": name, **shown}))
+        print(json.dumps({"load_of_15_minutes": round(os.getloadavg()[2], 2), "cores": os.cpu_count()}))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from alignment_core.capacity.architecture import Architecture
-from alignment_core.capacity.estimate import Cluster
+from alignment_core.capacity.cluster import Cluster
 from alignment_core.capacity.hardware import hardware_of
 from alignment_core.capacity.report import capacity
 from alignment_core.capacity.workload import Lengths, Reinforcement, Sampling, Training, work_of
