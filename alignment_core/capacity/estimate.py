@@ -63,6 +63,9 @@ def estimate(work: Work, resources: ResourcesConfig, cluster: Cluster) -> Estima
         result = _of_sampling(work, resources, cluster)
     else:
         result = _of_reinforcement(work, resources, cluster)
+    if not cluster.hardware.memory:
+        result = replace(result, roles=(), peaks=(), problems=())
+        notes.append("memory is not estimated on a processor; `align check` compares the least that a run needs")
     return replace(result, notes=(*notes, *result.notes))
 
 
@@ -265,7 +268,7 @@ def _engines(
     utilization = resources.engine_memory
     role = memory.engine(cluster.model, cluster.hardware, shards, utilization, engines * shards)
     longest = (prompt + completion) * cluster.model.cache / shards
-    at_once = int(role.terms["cache"] // longest)
+    at_once = int(role.terms["cache"] // longest) if cluster.hardware.memory else resources.max_num_seqs
     problems = []
     if at_once < 1:
         needed = role.terms["weights"] + role.terms["reserve"] + longest

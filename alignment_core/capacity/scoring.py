@@ -91,7 +91,7 @@ def _judge(
     question = len(reward.template) // CHARACTERS + prompt + completion
     answer = 1 if reward.verdicts is not None else reward.max_tokens
     longest = (question + answer) * model.cache / shards
-    fitting = int(role.terms["cache"] // longest)
+    fitting = int(role.terms["cache"] // longest) if timing.hardware.memory else reward.max_concurrency
     problem = None
     if fitting < 1:
         needed, given = role.terms["weights"] + role.terms["reserve"] + longest, utilization * timing.hardware.memory

@@ -171,7 +171,7 @@ def _print(result: Capacity) -> None:
 
 
 def _print_stage(each: Estimate) -> None:
-    if not each.peaks:
+    if not each.seconds:
         return
     steps = "" if each.steps is None else f", {each.steps} steps, {each.total or 0:,.0f} s"
     out.print(f"\n{each.stage}: {_seconds(each.step)} s per step{steps}", markup=False)
@@ -182,7 +182,8 @@ def _print_stage(each: Estimate) -> None:
     for peak in each.peaks:
         held = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in peak.parts.items())
         table.add_row(peak.where, peak.moment, f"{peak.size / 1e9:.1f}", f"{peak.capacity / 1e9:.1f}", held)
-    out.print(table)
+    if each.peaks:
+        out.print(table)
     for role in each.roles:
         if role.host:
             out.print(

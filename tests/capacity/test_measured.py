@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +10,13 @@ import pytest
 from alignment_core.artifacts import Reference
 from alignment_core.artifacts.provenance import Provenance
 from alignment_core.capacity.architecture import Architecture
-from alignment_core.capacity.hardware import hardware_of
+from alignment_core.capacity.cluster import Cluster
+from alignment_core.capacity.hardware import Coefficients, hardware_of
 from alignment_core.capacity.measured import CPU, coefficients_of, measured_by
+from alignment_core.capacity.report import capacity
+from alignment_core.capacity.workload import Lengths, work_of
 from alignment_core.errors import UserError
+from tests.capacity.shapes import recipe_of
 
 SHAPE = {
     "hidden_size": 64,
@@ -70,3 +75,21 @@ def test_stages_of_reinforcement_learning_are_left_out() -> None:
     assert list(measured_by(record(cost), CPU, shape_of)) == []
     with pytest.raises(UserError, match="--like: no stage of that run trained on fixed rows"):
         coefficients_of([record(cost)], CPU, shape_of)
+
+
+def test_a_recipe_on_a_processor_has_times_and_no_memory(tmp_path: Path) -> None:
+    """At 50 and 25 % of 1e11 operations a second: 512 tokens, each of which attends to 4 others on average."""
+    content = {"method": "sft", "sft": {"data": {"path": "some/rows"}, "training": {"batch_size": 64, "max_steps": 3}}}
+    recipe = recipe_of(tmp_path, content)
+    works = work_of(recipe, Lengths(row=8))
+    seconds = []
+    for training in (0.5, 0.25):
+        cluster = Cluster(CPU, 1, Architecture.of(SHAPE), Coefficients(training=training))
+        result = capacity(works, recipe.resources, cluster)
+        assert result.problems == []
+        [stage] = result.estimates
+        assert stage.peaks == ()
+        assert stage.notes[-1].startswith("memory is not estimated on a processor")
+        seconds.append(stage.seconds["train"])
+    operations = 512 * (OPERATIONS + 3 * 4 * 2 * 64 * 4)
+    assert seconds == pytest.approx([operations / 0.5e11, operations / 0.25e11])
