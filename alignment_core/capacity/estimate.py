@@ -294,7 +294,7 @@ def _peaks(
         groups.setdefault(learner.host, []).append(learner.role)
     place = resources.models.reward
     reward_host = "reward" if place.gpus else (place.colocate_with or "policy")
-    groups.setdefault(reward_host, []).extend(rewards.roles)
+    groups.setdefault(reward_host, []).extend(rewards.together)
     peaks = []
     for host, roles in groups.items():
         if roles:
@@ -302,7 +302,7 @@ def _peaks(
             beside = rewards.served if host == "policy" else ()
             moment = "training" if host != "reward" else "scoring"
             peaks.append(_peak(cluster, host, moment, [*roles, *beside], largest))
-    always = [*(rewards.roles if reward_host == "policy" else ()), *rewards.served]
+    always = [*(rewards.together if reward_host == "policy" else ()), *rewards.served]
     if not cluster.device.engines_give_way(resources):
         peaks.append(_peak(cluster, "engines", "sampling", [engine], None))
     elif rests:

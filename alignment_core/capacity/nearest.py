@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from alignment_core.capacity.cluster import Cluster
 from alignment_core.capacity.estimate import Estimate, estimate
-from alignment_core.capacity.workload import Reinforcement, Sampling, Training, Work
+from alignment_core.capacity.workload import LEARNED, Reinforcement, Sampling, Training, Work
 from alignment_core.checks.shapes import why_not_together
 from alignment_core.models.tensor_shapes import why_not_split
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
@@ -62,6 +62,11 @@ def _options(works: Sequence[Work], resources: ResourcesConfig, cluster: Cluster
     if trainings and not any(_training(work).lora for work in trainings):
         fitting = [size for size in SHARDS if size <= most and why_not_split(cluster.model.shape, size) is None]
         options.append(("trainer_tensor_parallel_size", fitting))
+    rewards = [scorer for work in works if isinstance(work, Reinforcement) for scorer in work.scorers]
+    if any(scorer.kind in LEARNED for scorer in rewards) and resources.models.reward.gpus is None:
+        given = resources.models.model_dump(exclude_unset=True)
+        sharded = [{**given, "reward": {"gpus": size, "zero_stage": 3}} for size in SHARDS if size < cluster.gpus]
+        options.append(("models", sharded))
     unchanged = resources.model_copy(update={"gpu_memory_utilization": resources.engine_memory})
     return [
         (name, others)

@@ -30,6 +30,8 @@ class Scoring:
 
     roles: tuple[Role, ...]
     """Reward models, in actors of their own."""
+    together: tuple[Role, ...]
+    """Those of them that are on one GPU, where it has most of them."""
     served: tuple[Role, ...]
     """Judges on servers, which are on the first GPUs of a machine for as long as their stage lasts."""
     seconds: float
@@ -75,8 +77,8 @@ def scoring(
             notes.append(f"{scorer.field}: {ELSEWHERE.get(scorer.kind, 'the time of functions is not counted')}")
     # On one GPU: of several models in as many actors each, those that are not on another.
     most = len(roles) if is_split else -(-len(roles) * ranks // max(1, beside))
-    largest = sorted(roles, key=lambda role: -role.resident)[:most]
-    return Scoring(tuple(largest), tuple(served), seconds, tuple(notes), tuple(problems))
+    together = sorted(roles, key=lambda role: -role.resident)[:most]
+    return Scoring(tuple(roles), tuple(together), tuple(served), seconds, tuple(notes), tuple(problems))
 
 
 def _judge(

@@ -150,6 +150,8 @@ def _print(result: Capacity) -> None:
     )
     for each in result.estimates:
         _print_stage(each)
+        for note in each.notes:
+            out.print(f"  {note}", style="dim", markup=False)
     for problem in result.problems:
         out.print(f"[red]does not fit:[/] {escape(problem)}")
     if result.alternative is not None:
@@ -189,8 +191,6 @@ def _print_stage(each: Estimate) -> None:
             out.print(
                 f"  {role.name}: {role.host / 1e9:.1f} GB of CPU memory for each of {role.ranks} ranks", markup=False
             )
-    for note in each.notes:
-        out.print(f"  {note}", style="dim", markup=False)
 
 
 def _seconds(value: float) -> str:
