@@ -13,6 +13,7 @@ from alignment_core.capacity.workload import LEARNED, SERVED, Scorer
 from alignment_core.cluster.device import is_sharded
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.resources import ENGINE_MEMORY
+from alignment_core.rewards.kinds.served_judge import ServedJudge
 
 CHARACTERS = 4
 """Characters of English text in a token, on average: the size of a judge's question around prompt and completion."""
@@ -87,6 +88,7 @@ def _judge(
     """The memory of a judge's server on each of its GPUs, the seconds of its answers, and why it does not fit."""
     completions, prompt, completion = sizes
     reward = scorer.reward
+    assert isinstance(reward, ServedJudge)
     shards = resources.tensor_parallel_size
     utilization = resources.gpu_memory_utilization or ENGINE_MEMORY[0]
     role = memory.engine(model, timing.hardware, shards, utilization, shards, name=scorer.kind)

@@ -155,10 +155,11 @@ def _of_sections(recipe: BaseRecipe, lengths: Lengths) -> Iterator[Work]:
     for name in type(recipe).model_fields:
         section = getattr(recipe, name)
         if isinstance(section, RlConfig):
-            pretraining = section.pretraining and (lengths.row or section.pretraining.data.max_length)
+            texts = section.pretraining
+            row = 0 if texts is None else lengths.row or texts.data.max_length
             scorers = _scorers(recipe, section.rewards, f"{name}.rewards")
             sizes = _lengths(section.prompts, section.generation, lengths)
-            yield Reinforcement(name, section, *sizes, scorers, pretraining or 0)
+            yield Reinforcement(name, section, *sizes, scorers, row)
             continue
         training = getattr(section, "training", None)
         generation = getattr(section, "generation", None)
