@@ -10,6 +10,7 @@ from typing import Any
 from alignment_core.recipes import BaseRecipe
 from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.recipes.sections.distillation import DistillationConfig
+from alignment_core.recipes.sections.kto import KtoLossConfig
 from alignment_core.recipes.sections.model import ModelConfig
 from alignment_core.recipes.sections.preference import DpoLossConfig
 from alignment_core.recipes.sections.rewards import RewardConfig, ours
@@ -184,7 +185,7 @@ def _training(name: str, section: Any, training: TrainingConfig, rows: int | Non
     follows = getattr(loss, "sync_ref_model", None) is not None
     compares = name in WITH_REFERENCE and getattr(loss, "needs_reference", True)
     looks_ahead = isinstance(loss, DpoLossConfig) and loss.beta_alpha > 0
-    estimates_kl = name == "kto" and loss.loss_type == "kto"
+    estimates_kl = isinstance(loss, KtoLossConfig) and loss.loss_type == "kto"
     teacher = section.teacher.model if isinstance(section, DistillationConfig) else None
     notes = []
     if isinstance(section, DistillationConfig):

@@ -91,14 +91,14 @@ def test_what_rewards_elsewhere_take_is_named(tmp_path: Path) -> None:
 
 def test_a_policy_with_adapters_is_its_own_reference(tmp_path: Path) -> None:
     """No second model, but a second pass."""
-    lora = {"training": {"batch_size": 1024, "bf16": True, "lora": {}}}
+    lora = {"batch_size": 1024, "bf16": True, "lora": {}}
     kl = {"coefficient": 0.01, "place": "loss"}
-    alone = of_ppo(tmp_path, {}, critic=None, advantage=BATCH, kl={"coefficient": 0.0}, **lora)
-    compared = of_ppo(tmp_path, {}, critic=None, advantage=BATCH, kl=kl, **lora)
+    alone = of_ppo(tmp_path, {}, critic=None, advantage=BATCH, kl={"coefficient": 0.0}, training=lora)
+    compared = of_ppo(tmp_path, {}, critic=None, advantage=BATCH, kl=kl, training=lora)
     assert "reference" not in {role.name for role in compared.roles}
     assert "logps" not in alone.seconds
     assert compared.seconds["logps"] > 0
-    another = of_ppo(tmp_path, {}, critic=None, advantage=BATCH, kl={**kl, "reference": "some/other"}, **lora)
+    another = of_ppo(tmp_path, {}, critic=None, advantage=BATCH, kl={**kl, "reference": "some/other"}, training=lora)
     assert "reference" in {role.name for role in another.roles}
 
 
