@@ -25,6 +25,8 @@ class Architecture:
     cache: int
     """Bytes of a token in the key-value cache in bf16, on one GPU."""
     shape: dict[str, Any]
+    tower: int = 0
+    """Parameters of the vision tower of an image-text model, without its projector; they are beside ``parameters``."""
 
     @classmethod
     def of(cls, shape: dict[str, Any]) -> Architecture:
@@ -52,14 +54,41 @@ class Architecture:
             vocabulary=vocabulary,
             cache=cache,
             shape=shape,
+            tower=_tower(shape.get("vision_config") or {}),
         )
+
+    @property
+    def key_values(self) -> float:
+        """Width of the keys of a layer, which is that of its values."""
+        return self.cache / (4 * self.layers)  # two bytes of each
+
+    @property
+    def head(self) -> int:
+        """Parameters of the head."""
+        return self.vocabulary * self.hidden
 
     def of_rank(self, shards: int) -> float:
         """Parameters on each of so many ranks that share the linear layers; embedding and head are whole."""
-        outer = self.vocabulary * self.hidden + self.embedding
+        outer = self.head + self.embedding
         return outer + (self.parameters - outer) / shards
 
-    def forward_flops(self, tokens: float, context: float) -> float:
+    def forward_flops(self, tokens: float, context: float, shards: int = 1) -> float:
         """Operations of a forward pass over so many tokens, each of which attends to ``context`` others on average: 2 for each
-        multiplied parameter, and 4 · hidden size · context in each layer (Kaplan et al. 2020, table 1)."""
-        return tokens * (2 * (self.active - self.embedding) + 4 * self.layers * self.hidden * context)
+        multiplied parameter, and 4 · hidden size · context in each layer (Kaplan et al. 2020, table 1). Each of ``shards``
+        ranks that share the layers computes the head for itself; the operations are those of all."""
+        again = (shards - 1) * self.head
+        return tokens * (2 * (self.active - self.embedding + again) + 4 * self.layers * self.hidden * context)
+
+
+def _tower(vision: dict[str, Any]) -> int:
+    """Parameters of a vision transformer, from ``vision_config``: in each layer 4·W² of attention and 2·W·I of the MLP, or
+    3·W·I of a gated one, and the embedding of patches; 0 if the fields have other names."""
+    width = vision.get("embed_dim") or vision.get("hidden_size")
+    layers = vision.get("depth") or vision.get("num_hidden_layers")
+    inner = vision.get("intermediate_size") or (width or 0) * vision.get("mlp_ratio", 4)
+    if not (width and layers):
+        return 0
+    matrices = 3 if vision.get("hidden_act") == "silu" else 2
+    side = vision.get("patch_size", 14)
+    patches = width * 3 * vision.get("temporal_patch_size", 1) * side * side
+    return int(layers * (4 * width * width + matrices * width * inner) + patches)

@@ -3,41 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from alignment_core.capacity import memory
-from alignment_core.capacity.architecture import Architecture
-from alignment_core.capacity.hardware import Coefficients, Hardware
+from alignment_core.capacity.cluster import Cluster, Passes, of_one_rank, recomputes, shares_prefix, trained_fraction
+from alignment_core.capacity.learners import Learner, learners_of, reward_actors, seconds_of
 from alignment_core.capacity.memory import Peak, Role
-from alignment_core.capacity.seconds import Timing
-from alignment_core.capacity.workload import Reinforcement, Sampling, Training, Work
-from alignment_core.cluster.device import Device, is_sharded, recomputed_activations, zero_stage
-from alignment_core.cluster.layout import LearnerRole, host_of
+from alignment_core.capacity.scoring import Scoring, scoring
+from alignment_core.capacity.workload import Reinforcement, Sampling, Training, Work, models_of
+from alignment_core.checks.shapes import why_not_together
+from alignment_core.cluster.device import zero_stage
 from alignment_core.errors import EnvironmentFault
 from alignment_core.inference.kv_cache import most_on_gpu, sequences_at_once
-from alignment_core.init.memory import ADAPTERS
+from alignment_core.models.tensor_shapes import why_not_split, why_not_trained_in_parts
 from alignment_core.recipes import ResourcesConfig
-
-LEARNED = ("reward_model", "process_reward_model")
-"""Rewards that are models of the policy's size."""
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """GPUs of one kind, and a model of the recipe's size on them."""
-
-    hardware: Hardware
-    gpus: int
-    model: Architecture
-    coefficients: Coefficients = field(default_factory=Coefficients)
-
-    @property
-    def timing(self) -> Timing:
-        return Timing(self.model, self.hardware, self.coefficients)
-
-    @property
-    def device(self) -> Device:
-        return Device("cuda", self.gpus, private=False)
 
 
 @dataclass(frozen=True)
@@ -57,6 +36,8 @@ class Estimate:
     """Seconds before the first step."""
     problems: tuple[str, ...] = ()
     """Sentences that name what does not fit."""
+    notes: tuple[str, ...] = ()
+    """Sentences about what is assumed, or not counted."""
 
     @property
     def step(self) -> float:
@@ -72,168 +53,219 @@ class Estimate:
 def estimate(work: Work, resources: ResourcesConfig, cluster: Cluster) -> Estimate:
     """The cost of a stage. What does not fit is a problem of it; times are computed all the same."""
     resources = resources.on("cuda")
+    if problem := _why_not_placed(work, resources, cluster):
+        return Estimate(work.name, (), (), {}, None, {}, problems=(problem,))
+    notes = cluster.assumed(models_of([work]))
+    if cluster.model.tower:
+        notes.append("the time of the vision tower is not counted; tokens of images count as others do")
+    if isinstance(work, Training):
+        result = _of_training(work, resources, cluster)
+    elif isinstance(work, Sampling):
+        result = _of_sampling(work, resources, cluster)
+    else:
+        result = _of_reinforcement(work, resources, cluster)
+    if not cluster.hardware.memory:
+        result = replace(result, roles=(), peaks=(), problems=())
+        notes.append("memory is not estimated on a processor; `align check` compares the least that a run needs")
+    return replace(result, notes=(*notes, *result.notes))
+
+
+def _why_not_placed(work: Work, resources: ResourcesConfig, cluster: Cluster) -> str | None:
+    """Why the models cannot be placed so; None if they can."""
     try:
         cluster.device.gpus_needed(resources)
     except EnvironmentFault as error:
-        return Estimate(work.name, (), (), {}, None, {}, problems=(str(error),))
-    if isinstance(work, Training):
-        return _of_training(work, resources, cluster)
+        return str(error)
     if isinstance(work, Sampling):
-        return _of_sampling(work, resources, cluster)
-    return _of_reinforcement(work, resources, cluster)
+        return None
+    training = work.training if isinstance(work, Training) else work.section.training
+    shards, together = resources.trainer_tensor_parallel_size, resources.sequence_parallel_size
+    if shards > 1:
+        reason = why_not_split(cluster.model.shape, shards) or why_not_trained_in_parts(
+            training, resources.zero_stage, dropout=False
+        )
+        if reason:
+            return f"resources.trainer_tensor_parallel_size: {reason}"
+    if together > 1 and (reason := why_not_together(cluster.model.shape, together)):
+        return f"resources.sequence_parallel_size: {reason}"
+    return None
 
 
 def _of_training(work: Training, resources: ResourcesConfig, cluster: Cluster) -> Estimate:
     ranks = cluster.device.trainers(resources)
     stage = zero_stage(resources, ranks)
-    recompute = _recomputes(resources, cluster)
+    recompute = recomputes(resources, cluster)
     shards = resources.trainer_tensor_parallel_size
-    tokens = work.training.batch_size * work.sequences * work.tokens
-    largest = _of_one_rank(max(resources.token_budget, work.sequences * work.tokens), resources)
-    role = memory.trained(
+    of_row = work.computed(shares_prefix(resources, cluster, work.shared))
+    tokens, context = work.training.batch_size * of_row, work.tokens / 2
+    largest = of_one_rank(max(resources.token_budget, of_row), resources)
+    policy = memory.trained(
         "policy", cluster.model, work.training, ranks, stage, resources.offload_optimizer, recompute, largest, shards
     )
-    trained = _trained(work.training.lora is not None)
-    timing = cluster.timing
+    roles = [policy]
+    if work.follows:
+        roles.append(memory.frozen("reference", cluster.model, ranks, stage == 3, False, largest, shards))
+    trained = trained_fraction(work.training)
+    passes = Passes(cluster.timing, resources, ranks, stage, largest, recompute)
+    of_reference = passes.forward(tokens, context) * work.follows * (1 + work.passes)
     seconds = {
-        "train": timing.training(tokens, work.tokens / 2, ranks, stage, recompute, largest, trained)
-        + timing.exchange(tokens, ranks, shards, 2 + recompute),
-        "optimiser": timing.optimiser(ranks, stage, resources.offload_optimizer, trained),
+        "reference": of_reference,
+        "logps": passes.forward(tokens, context) * work.passes,
+        "train": passes.training(tokens, context, trained),
+        "optimiser": passes.optimiser(resources.offload_optimizer, trained),
     }
+    peaks = [_peak(cluster, "policy", "training", roles, policy)]
     once = 0.0
-    if work.has_reference and work.steps is not None:
-        once = work.steps * timing.forward(tokens, work.tokens / 2, ranks, stage == 3, largest)
-    peaks = (_peak(cluster, "policy", "training", [role], role),)
+    rows = _rows_of(work)
+    if work.has_reference and rows is not None:
+        once += (1 + (work.name == "kto") * work.passes) * passes.forward(rows * of_row, context)
+    if work.teacher is not None:
+        model = cluster.architecture(work.teacher)
+        teacher = memory.frozen("teacher", model, ranks, stage == 3, False, largest, shards)
+        peaks.append(_peak(cluster, "teacher", "scoring", [teacher], teacher))
+        if rows is not None:
+            once += replace(passes, timing=cluster.timing_of(model)).forward(rows * of_row, context)
     return Estimate(
-        work.name, (role,), peaks, seconds, work.steps, {"train_tokens": tokens}, once, tuple(_too_large(peaks))
+        work.name,
+        tuple(roles),
+        tuple(peaks),
+        {part: value for part, value in seconds.items() if value},
+        work.steps,
+        {"train_tokens": tokens},
+        once,
+        tuple(_too_large(peaks)),
+        tuple(f"{note} is not counted" for note in work.notes),
     )
+
+
+def _rows_of(work: Training) -> int | None:
+    """Rows that the steps take, each once; None if their number is unknown."""
+    if work.steps is None:
+        return None
+    taken = work.steps * work.training.batch_size
+    return taken if work.rows is None else min(taken, work.rows)
 
 
 def _of_sampling(work: Sampling, resources: ResourcesConfig, cluster: Cluster) -> Estimate:
     batch = work.generation.shard_size * work.generation.num_generations
     engines, role, at_once, problems = _engines(work.prompt, work.completion, batch, resources, cluster)
     shards = resources.tensor_parallel_size
-    seconds = cluster.timing.sampling(
+    sample = cluster.timing.sampling(
         work.prompts, work.prompt, work.completions, work.completion, engines, shards, at_once
     )
     tokens = {
         "prompt_tokens": work.prompts * work.prompt,
         "completion_tokens": work.completions * work.completion,
     }
-    peaks = (_peak(cluster, "engines", "sampling", [role], None),)
-    return Estimate(f"{work.name}: sampling", (role,), peaks, {"sample": seconds}, 1, tokens, problems=tuple(problems))
+    ranks = cluster.device.trainers(resources)
+    rewards = _scoring(work, work.prompts, work.completions, resources, cluster, ranks, beside=ranks)
+    peaks = [_peak(cluster, "engines", "sampling", [role], None)]
+    if rewards.roles or rewards.served:
+        largest = max(rewards.roles, key=lambda each: each.passing, default=None)
+        scored_by = [*([largest] if largest else []), *rewards.served]  # one after the other, beside the server
+        peaks.append(_peak(cluster, "rewards", "scoring", scored_by, largest))
+    return Estimate(
+        f"{work.name}: sampling",
+        (role, *rewards.roles, *rewards.served),
+        tuple(peaks),
+        {"sample": sample, **({"reward": rewards.seconds} if rewards.seconds else {})},
+        1,
+        tokens,
+        problems=(*problems, *rewards.problems, *_too_large(peaks)),
+        notes=rewards.notes,
+    )
+
+
+def _scoring(
+    work: Sampling | Reinforcement,
+    prompts: int,
+    completions: int,
+    resources: ResourcesConfig,
+    cluster: Cluster,
+    ranks: int,
+    beside: int,
+) -> Scoring:
+    """The rewards of these completions; see :func:`alignment_core.capacity.scoring.scoring`."""
+    shares = shares_prefix(resources, cluster, work.prompt)
+    return scoring(
+        work.scorers,
+        [cluster.architecture(scorer.model) for scorer in work.scorers],
+        (prompts if shares else completions) * work.prompt + completions * work.completion,
+        (completions, work.prompt, work.completion),
+        resources,
+        cluster.timing,
+        ranks,
+        beside,
+    )
 
 
 def _of_reinforcement(work: Reinforcement, resources: ResourcesConfig, cluster: Cluster) -> Estimate:
-    section, timing = work.section, cluster.timing
-    batch = section.sampled_at_once
-    engines, engine, at_once, problems = _engines(work.prompt, work.completion, batch, resources, cluster)
-    shards, budget = resources.tensor_parallel_size, max(resources.token_budget, work.prompt + work.completion)
-    of_rank = _of_one_rank(budget, resources)
-    learners = _learners(work, resources, cluster, of_rank)
-    rewards = sum(reward.KEY in LEARNED for reward in section.rewards)
-    judges = resources.models.reward.gpus or resources.judges or 1
-    is_split = is_sharded(resources.of_model("reward"), judges)
-    reward = [
-        memory.frozen("reward", cluster.model, judges, is_split, resources.models.reward.offload_parameters, budget)
-    ] * rewards
-
+    section = work.section
+    engines, engine, at_once, problems = _engines(
+        work.prompt, work.completion, section.sampled_at_once, resources, cluster
+    )
+    learners = learners_of(work, resources, cluster)
     prompts, completions = section.prompts_per_step, work.completions
-    shared = prompts if resources.attention == "auto" else completions
-    tokens = shared * work.prompt + completions * work.completion
-    context = (work.prompt + work.completion) / 2
-    steps_of_update = max(1, round(completions / section.training.batch_size))
-    epochs = section.training.num_train_epochs
-    layers_shared_by = resources.trainer_tensor_parallel_size
-    by_host: dict[str, dict[str, float]] = {}
-    for name, role, stage, recompute in learners:
-        host = by_host.setdefault(host_of(resources, name), {"logps": 0.0, "train": 0.0, "optimiser": 0.0})
-        if name != "policy" or section.needs_old_logps(completions):
-            host["logps"] += timing.forward(tokens, context, role.ranks, stage == 3, of_rank)
-            host["logps"] += timing.exchange(tokens, role.ranks, layers_shared_by, 1)
-        if name != "reference":
-            lora = section.training.lora is not None and name == "policy"
-            trained = _trained(lora)
-            host["train"] += epochs * (
-                timing.training(tokens, context, role.ranks, stage, recompute, of_rank, trained)
-                + timing.exchange(tokens, role.ranks, layers_shared_by, 2 + recompute)
-            )
-            offload = (
-                resources.of_model("critic").offload_optimizer if name == "critic" else resources.offload_optimizer
-            )
-            host["optimiser"] += epochs * steps_of_update * timing.optimiser(role.ranks, stage, offload, trained)
+    actors, beside = reward_actors(resources, cluster, learners)
+    rewards = _scoring(work, prompts, completions, resources, cluster, actors, beside)
+    sample = cluster.timing.sampling(
+        prompts, work.prompt, completions, work.completion, engines, resources.tensor_parallel_size, at_once
+    )
+    tokens = (prompts if shares_prefix(resources, cluster, work.prompt) else completions) * work.prompt
+    tokens += completions * work.completion
     seconds = {
-        "sample": timing.sampling(prompts, work.prompt, completions, work.completion, engines, shards, at_once),
-        "reward": rewards
-        * timing.forward(completions * (work.prompt + work.completion), context, judges, is_split, budget),
-        # Groups of other GPUs compute at the same time.
-        **{part: max(host[part] for host in by_host.values()) for part in ("logps", "train", "optimiser")},
-        "transfer": timing.transfer(),
+        "sample": sample,
+        "reward": rewards.seconds,
+        **seconds_of(work, learners, resources, tokens),
+        "transfer": cluster.timing.transfer(),
     }
+    rests = cluster.device.trainers_rest(resources, section.execution.max_staleness)
+    roles = [learner.role for learner in learners]
+    if rests:  # in pinned CPU memory, with those models that share its GPUs
+        resting = [learner.role for learner in learners if learner.host == "policy"]
+        seconds["rest"] = cluster.timing.rests(sum(role.resident for role in resting))
+        roles = [replace(role, host=role.host + role.resident) if role in resting else role for role in roles]
     if section.execution.max_staleness:
         seconds = _overlapped(seconds)
-    roles = [role for _, role, _, _ in learners]
-    if cluster.device.trainers_rest(resources, section.execution.max_staleness):  # in pinned CPU memory
-        roles = [replace(role, host=role.host + role.resident) for role in roles]
-    if (
-        resources.weight_update_mode == "delta"
-    ):  # a copy of the last update: in the policy's first rank, and in each worker
+    if resources.weight_update_mode == "delta":
+        # A copy of the last update: in the policy's first rank, and in each worker of an engine.
         copy = 2.0 * cluster.model.parameters
         roles = [replace(role, host=role.host + copy * (role.name == "policy")) for role in roles]
         engine = replace(engine, host=copy)
-    peaks = tuple(_peaks(work, resources, cluster, learners, engine, reward))
+    peaks = tuple(_peaks(learners, engine, rewards, resources, cluster, rests))
     counts = {
         "prompt_tokens": prompts * work.prompt,
         "completion_tokens": completions * work.completion,
-        "train_tokens": int(epochs * tokens),
+        "train_tokens": int(section.training.num_train_epochs * tokens),
     }
     return Estimate(
         work.name,
-        (*roles, *reward, engine),
+        (*roles, *rewards.roles, engine, *rewards.served),
         peaks,
         {part: value for part, value in seconds.items() if value},
         section.steps,
         counts,
-        problems=(*problems, *_too_large(peaks)),
+        problems=(*problems, *rewards.problems, *_too_large(peaks)),
+        notes=(*rewards.notes, *_not_counted(work)),
     )
 
 
-def _of_one_rank(tokens: int, resources: ResourcesConfig) -> int:
-    """Tokens of a micro-batch that each rank of a group holds."""
-    return -(-tokens // resources.sequence_parallel_size)
-
-
-Learner = tuple[LearnerRole, Role, int, bool]
-"""Its role, its memory on a GPU, its ZeRO stage, and whether its backward pass recomputes activations."""
-
-
-def _learners(work: Reinforcement, resources: ResourcesConfig, cluster: Cluster, budget: int) -> list[Learner]:
+def _not_counted(work: Reinforcement) -> list[str]:
+    """Sentences about parts of the section that the estimate leaves out."""
     section = work.section
-    ranks = cluster.device.trainers(resources)
-    recompute, shards = _recomputes(resources, cluster), resources.trainer_tensor_parallel_size
-    stage = zero_stage(resources, ranks)
-    policy = memory.trained(
-        "policy", cluster.model, section.training, ranks, stage, resources.offload_optimizer, recompute, budget, shards
-    )
-    learners: list[Learner] = [("policy", policy, stage, recompute)]
-    if section.critic is not None:
-        own = resources.of_model("critic")
-        its_ranks = resources.models.critic.gpus or ranks
-        stage = zero_stage(own, its_ranks)
-        training = section.critic.training_of(section.training).model_copy(update={"lora": None})
-        critic = memory.trained(
-            "critic", cluster.model, training, its_ranks, stage, own.offload_optimizer, recompute, budget, shards
-        )
-        learners.append(("critic", critic, stage, recompute))
-    if section.kl.coefficient > 0 and not section.trains_adapters_alone:
-        place = resources.models.reference
-        its_ranks = place.gpus or (resources.models.critic.gpus if place.colocate_with == "critic" else None) or ranks
-        stage = zero_stage(resources.of_model("reference"), its_ranks)
-        reference = memory.frozen(
-            "reference", cluster.model, its_ranks, stage == 3, place.offload_parameters, budget, shards
-        )
-        learners.append(("reference", reference, stage, False))
-    return learners
+    parts = {
+        "environment": (
+            "the time of the environment, and tokens of its observations beyond --completion-tokens",
+            "are",
+        ),
+        "filter": ("samples in the place of prompts without a gradient", "are"),
+        "best": ("evaluation during training", "is"),
+    }
+    return [
+        f"{work.name}.{field}: {what} {verb} not counted"
+        for field, (what, verb) in parts.items()
+        if getattr(section, field) is not None
+    ]
 
 
 def _engines(
@@ -245,7 +277,7 @@ def _engines(
     utilization = resources.engine_memory
     role = memory.engine(cluster.model, cluster.hardware, shards, utilization, engines * shards)
     longest = (prompt + completion) * cluster.model.cache / shards
-    held = int(role.terms["cache"] // longest)
+    held = int(role.terms["cache"] // longest) if cluster.hardware.memory else resources.max_num_seqs or batch
     problems = []
     if held < 1:
         needed = role.terms["weights"] + role.terms["reserve"] + longest
@@ -259,37 +291,38 @@ def _engines(
 
 
 def _peaks(
-    work: Reinforcement,
-    resources: ResourcesConfig,
-    cluster: Cluster,
     learners: Sequence[Learner],
     engine: Role,
-    rewards: Sequence[Role],
+    rewards: Scoring,
+    resources: ResourcesConfig,
+    cluster: Cluster,
+    rests: bool,
 ) -> list[Peak]:
     """The fullest moment of the GPUs of each group. Engines that share GPUs with the policy are asleep while it trains, and get
-    its weights before they have a cache."""
-    engines_apart = not cluster.device.engines_give_way(resources)
+    its weights before they have a cache. The server of a judge stays on the first GPUs, which are the policy's."""
     groups: dict[str, list[Role]] = {}
-    for name, role, _, _ in learners:
-        groups.setdefault(host_of(resources, name), []).append(role)
+    for learner in learners:
+        groups.setdefault(learner.host, []).append(learner.role)
     place = resources.models.reward
     reward_host = "reward" if place.gpus else (place.colocate_with or "policy")
-    groups.setdefault(reward_host, []).extend(rewards)
+    groups.setdefault(reward_host, []).extend(rewards.together)
     peaks = []
     for host, roles in groups.items():
         if roles:
             largest = max(roles, key=lambda role: role.passing)
-            peaks.append(_peak(cluster, host, "training" if host != "reward" else "scoring", roles, largest))
-    if engines_apart:
+            beside = rewards.served if host == "policy" else ()
+            moment = "training" if host != "reward" else "scoring"
+            peaks.append(_peak(cluster, host, moment, [*roles, *beside], largest))
+    always = [*(rewards.together if reward_host == "policy" else ()), *rewards.served]
+    if not cluster.device.engines_give_way(resources):
         peaks.append(_peak(cluster, "engines", "sampling", [engine], None))
-    elif cluster.device.trainers_rest(resources, work.section.execution.max_staleness):
-        policy = next(role for name, role, _, _ in learners if name == "policy")
+    elif rests:
+        policy = next(learner.role for learner in learners if learner.name == "policy")
         sent = [_part(policy, "weights"), _part(engine, "weights", "reserve")]
-        beside = rewards if reward_host == "policy" else ()
-        peaks.append(_peak(cluster, "policy", "weight transfer", [*sent, *beside], None))
-        peaks.append(_peak(cluster, "policy", "sampling", [engine, *beside], None))
+        peaks.append(_peak(cluster, "policy", "weight transfer", [*sent, *always], None))
+        peaks.append(_peak(cluster, "policy", "sampling", [engine, *always], None))
     else:
-        peaks.append(_peak(cluster, "policy", "sampling", [*groups["policy"], engine], None))
+        peaks.append(_peak(cluster, "policy", "sampling", [*groups["policy"], engine, *rewards.served], None))
     return peaks
 
 
@@ -326,14 +359,6 @@ def _overlapped(seconds: dict[str, float]) -> dict[str, float]:
     if beside > rest:
         return {"sample": seconds["sample"], "reward": seconds["reward"], "transfer": seconds["transfer"]}
     return {**seconds, "sample": 0.0, "reward": 0.0}
-
-
-def _recomputes(resources: ResourcesConfig, cluster: Cluster) -> bool:
-    return recomputed_activations(resources, cluster.device, cluster.model.parameters) == "all"
-
-
-def _trained(lora: bool) -> float:
-    return ADAPTERS if lora else 1.0
 
 
 def _gb(size: float) -> str:

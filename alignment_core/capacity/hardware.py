@@ -15,7 +15,7 @@ class Hardware:
 
     name: str
     memory: int
-    """Bytes."""
+    """Bytes; 0 for a processor, whose memory all models of a run share."""
     flops: float
     """Dense bf16 operations per second on a GPU; fp32 operations on a CPU."""
     bandwidth: float

@@ -1,8 +1,12 @@
-"""The coefficients of hardware that ran stages before: what the model of the cost takes for them, by what they took."""
+"""The coefficients of hardware that ran stages before: what the model of the cost takes for them, by what they took.
+
+On a processor the time of trainers and engines is that of their cores, not of the clock: what else the machine did meanwhile,
+such as the start of engines for a later stage, would count as slow hardware.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -18,6 +22,12 @@ CPU = Hardware("cpu", 0, 1e11, 1e10, 1e10, 1e9, per_node=1 << 20)
 """Round numbers for a machine without a datasheet; only their products with coefficients count."""
 FULL = Coefficients(1.0, 1.0, 1.0, 0.0, 1e9, 1e9, 1e9)
 """All of the hardware's rates."""
+THREADS = {
+    "train": ("trainers", "threads"),
+    "score": ("trainers", "threads"),
+    "generate": ("engines", "engine_threads"),
+}
+"""Parts of a stage's cost, and the fields of its hardware with the number of their processes and threads."""
 NAMES = ("training", "forward", "decoding")
 """Coefficients that stages measure."""
 
@@ -28,23 +38,27 @@ def coefficients_of(
     """The medians of the stages with these records; ``shape_of`` reads the ``config.json`` of a model in the store. What was
     not measured has the value of what was.
 
-    Raises UserError if none trained or sampled.
+    Raises UserError if none trained on fixed rows, scored or sampled.
     """
     measured: dict[str, list[float]] = {}
     for record in records:
         for name, value in measured_by(record, hardware, shape_of):
             measured.setdefault(name, []).append(value)
     if not measured:
-        raise UserError("--like: no stage of that run trained or sampled; name a run that did, and that was not cached")
+        raise UserError(
+            "--like: no stage of that run trained on fixed rows, scored or sampled (stages of reinforcement learning do not "
+            "count); name a run with one that was not cached"
+        )
     known = {name: median(values) for name, values in measured.items()}
     usual = known.get("training", next(iter(known.values())))
     return replace(Coefficients(), **{name: known.get(name, usual) for name in NAMES}, seconds_per_layer=0.0)
 
 
 def measured_by(
-    record: Provenance, hardware: Hardware, shape_of: Callable[[Reference], dict[str, Any]]
+    record: Provenance, hardware: Hardware, shape_of: Callable[[Reference], dict[str, Any]], by_clock: bool = False
 ) -> Iterator[tuple[str, float]]:
-    """Names and values of the coefficients that a stage measured: its seconds at full rates by those that it took."""
+    """Names and values of the coefficients that a stage measured: its seconds at full rates by those that it took;
+    ``by_clock``, on a processor, too."""
     model = record.inputs.get("model") or record.inputs.get("policy")
     cost = record.cost
     if model is None or not any(cost.get(name) for name in ("train_seconds", "score_seconds", "generate_seconds")):
@@ -52,13 +66,14 @@ def measured_by(
     timing = Timing(Architecture.of(shape_of(model)), hardware, FULL)
     on_cpu = hardware.name == CPU.name  # whose ranks and engines share the cores
     ranks, engines = (1 if on_cpu else int(record.hardware.get(name, 1)) for name in ("trainers", "engines"))
+    seconds = {part: _seconds(part, record, on_cpu and not by_clock) for part in THREADS}
     no_limit = 1 << 40
-    if cost.get("train_seconds") and cost.get("train_tokens"):
-        full = timing.training(cost["train_tokens"], 0, ranks, 0, recompute=False, budget=no_limit)
-        yield "training", full / cost["train_seconds"]
-    if cost.get("score_seconds") and cost.get("score_tokens"):
-        yield "forward", timing.forward(cost["score_tokens"], 0, ranks, budget=no_limit) / cost["score_seconds"]
-    if cost.get("generate_seconds") and cost.get("completion_tokens"):
+    if seconds["train"] and cost.get("train_tokens"):
+        full = timing.training(_tokens("train", cost), 0, ranks, 0, recompute=False, budget=no_limit)
+        yield "training", full / seconds["train"]
+    if seconds["score"] and cost.get("score_tokens"):
+        yield "forward", timing.forward(_tokens("score", cost), 0, ranks, budget=no_limit) / seconds["score"]
+    if seconds["generate"] and cost.get("prompt_tokens"):  # steps of reinforcement learning do not count theirs
         prompts, completions = record.metrics["prompts"], record.metrics["completions"]
         generation = record.config["generation"]
         full = timing.sampling(
@@ -70,4 +85,17 @@ def measured_by(
             shards=1,
             at_once=generation["shard_size"] * generation["num_generations"],
         )
-        yield "decoding", full / cost["generate_seconds"]
+        yield "decoding", full / seconds["generate"]
+
+
+def _tokens(part: str, cost: Mapping[str, float]) -> float:
+    """Tokens that a part of a stage computed; records of earlier versions have all tokens of its rows alone."""
+    return cost.get(f"{part}_computed_tokens") or cost[f"{part}_tokens"]
+
+
+def _seconds(part: str, record: Provenance, of_cores: bool) -> float:
+    """Seconds that a part of a stage took, 0 if it had none; ``of_cores``: those of its cores, if the record has them."""
+    wall = record.cost.get(f"{part}_seconds", 0.0)
+    busy = record.cost.get(f"{part}_processor_seconds", 0.0)
+    processes, threads = (int(record.hardware.get(name, 1)) for name in THREADS[part])
+    return busy / (processes * threads) if of_cores and busy else wall

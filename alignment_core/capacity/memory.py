@@ -15,7 +15,7 @@ from alignment_core.capacity.hardware import Hardware
 from alignment_core.init.memory import ADAPTERS, IN_4_BITS, OF_LOGITS, PLACES, RECOMPUTED, STORED, SUMMED, USABLE
 from alignment_core.recipes.sections.training import TrainingConfig
 
-GRADIENT, MASTER = 4, 4
+GRADIENT, MASTER, AVERAGE = 4, 4, 4
 MOMENTS = {"adamw": 8.0, "adamw_8bit": 2.0, "paged_adamw_8bit": 2.0, "muon": 4.0, "adafactor": 0.0}
 """Bytes of a parameter's moments, by optimiser."""
 BUCKET = 500_000_000
@@ -92,16 +92,20 @@ def trained(
     recompute: bool,
     tokens: int,
     shards: int = 1,
+    has_average: bool = False,
 ) -> Role:
     """A model that is trained by ``ranks`` at this ZeRO ``stage`` in micro-batches of so many ``tokens``. Groups of ``shards``
-    ranks share its linear layers."""
+    ranks share its linear layers. ``has_average``: beside a moving average of its weights in fp32."""
     size = 2 if training.bf16 else 4
     lora = training.lora
-    count = model.parameters * ADAPTERS if lora else model.of_rank(shards)
-    frozen = model.parameters * (_bits(lora.base_bits, size)) if lora else 0.0
+    trains_tower = training.train_vision_tower and not lora
+    count = model.parameters * ADAPTERS if lora else model.of_rank(shards) + (model.tower if trains_tower else 0)
+    frozen = (model.parameters * _bits(lora.base_bits, size)) if lora else 0.0
+    frozen += 0.0 if trains_tower else float(model.tower * size)
     split = [shards / ranks if stage >= least else 1.0 for least in (1, 2, 3)]
     master = MASTER if training.bf16 or stage else 0
-    optimiser = count * (master + MOMENTS[training.optimizer]) * split[0]
+    average = AVERAGE if has_average else 0
+    optimiser = count * (master + MOMENTS[training.optimizer] + average) * split[0]
     gradients = count * GRADIENT * split[1]
     bucket = min(BUCKET, count / 8) * (size if stage == 3 else GRADIENT) if stage else 0.0
     terms = {
@@ -119,7 +123,7 @@ def frozen(
 ) -> Role:
     """A model that is not trained, in bf16: a reference, a reward model, a teacher. ``is_split``: between its ranks;
     ``shards``: as in :func:`trained`."""
-    weights = 2.0 * model.of_rank(shards) / (ranks if is_split else 1)
+    weights = 2.0 * (model.of_rank(shards) + model.tower) / (ranks if is_split else 1)
     logits = model.vocabulary * PLACES * OF_LOGITS / 2
     passing = {"activations": float(tokens * model.hidden * _stored(shards)), "logits": logits}
     if is_split:
@@ -127,11 +131,13 @@ def frozen(
     return Role(name, ranks, {"weights": 0.0 if offload else weights, **passing}, host=weights if offload else 0.0)
 
 
-def engine(model: Architecture, hardware: Hardware, tensor_parallel: int, utilization: float, ranks: int) -> Role:
+def engine(
+    model: Architecture, hardware: Hardware, tensor_parallel: int, utilization: float, ranks: int, name: str = "engines"
+) -> Role:
     """An engine on each of its GPUs: vLLM takes the fraction ``utilization`` of the memory, weights and cache together."""
-    weights = 2.0 * model.parameters / tensor_parallel
+    weights = 2.0 * (model.parameters + model.tower) / tensor_parallel
     return Role(
-        "engines",
+        name,
         ranks,
         {
             "weights": weights,

@@ -9,10 +9,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from alignment_core.capacity.estimate import Cluster, Estimate, estimate
-from alignment_core.capacity.workload import Reinforcement, Sampling, Training, Work
+from alignment_core.capacity.cluster import Cluster
+from alignment_core.capacity.estimate import Estimate, estimate
+from alignment_core.capacity.workload import LEARNED, Reinforcement, Sampling, Training, Work
 from alignment_core.checks.shapes import why_not_together
-from alignment_core.recipes import ResourcesConfig
+from alignment_core.models.tensor_shapes import why_not_split
+from alignment_core.recipes import ResourcesConfig, TrainingConfig
 
 MOST_CHANGES = 4
 BUDGETS = (4096, 2048)
@@ -45,23 +47,41 @@ def nearest(works: Sequence[Work], resources: ResourcesConfig, cluster: Cluster)
 def _options(works: Sequence[Work], resources: ResourcesConfig, cluster: Cluster) -> list[tuple[str, list[Any]]]:
     """Other values of each field that may help."""
     options: list[tuple[str, list[Any]]] = [("gradient_checkpointing", [True]), ("zero_stage", [2, 3])]
+    most = min(cluster.gpus, cluster.hardware.per_node)
     if any(isinstance(work, Sampling | Reinforcement) for work in works):
-        most = min(cluster.gpus, cluster.hardware.per_node)
         options.append(("gpu_memory_utilization", [*UTILIZATIONS]))
         options.append(("tensor_parallel_size", [size for size in SHARDS if size <= most]))
         if cluster.gpus > 1:
             options.append(("placement", ["disaggregated"]))
     options += [("offload_optimizer", [True]), ("max_tokens_per_microbatch", [*BUDGETS])]
     budget = resources.on("cuda").token_budget
-    if any(isinstance(work, Training) and work.sequences * work.tokens > budget for work in works):
+    trainings = [work for work in works if not isinstance(work, Sampling)]
+    if any(_longest_row(work) > budget for work in trainings):
         fitting = [size for size in SHARDS if why_not_together(cluster.model.shape, size) is None]
         options.append(("sequence_parallel_size", fitting))
+    if trainings and not any(_training(work).lora for work in trainings):
+        fitting = [size for size in SHARDS if size <= most and why_not_split(cluster.model.shape, size) is None]
+        options.append(("trainer_tensor_parallel_size", fitting))
+    rewards = [scorer for work in works if isinstance(work, Reinforcement) for scorer in work.scorers]
+    if any(scorer.kind in LEARNED for scorer in rewards) and resources.models.reward.gpus is None:
+        given = resources.models.model_dump(exclude_unset=True)
+        sharded = [{**given, "reward": {"gpus": size, "zero_stage": 3}} for size in SHARDS if size < cluster.gpus]
+        options.append(("models", sharded))
     unchanged = resources.model_copy(update={"gpu_memory_utilization": resources.engine_memory})
     return [
         (name, others)
         for name, values in options
         if (others := [value for value in values if value != getattr(unchanged, name)])
     ]
+
+
+def _training(work: Training | Reinforcement) -> TrainingConfig:
+    return work.training if isinstance(work, Training) else work.section.training
+
+
+def _longest_row(work: Training | Reinforcement) -> int:
+    """Tokens of a row, which is in one micro-batch."""
+    return work.sequences * work.tokens if isinstance(work, Training) else work.prompt + work.completion
 
 
 def _of(fields: Sequence[tuple[str, list[Any]]]) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from alignment_core.capacity.estimate import Cluster, Estimate, estimate
+from alignment_core.capacity.cluster import Cluster
+from alignment_core.capacity.estimate import Estimate, estimate
 from alignment_core.capacity.nearest import Placement, nearest
 from alignment_core.capacity.workload import Work
 from alignment_core.cluster.layout import gpus_needed
@@ -99,4 +100,5 @@ def _stage(each: Estimate) -> dict[str, Any]:
             for role in each.roles
         ],
         "problems": list(each.problems),
+        "notes": list(each.notes),
     }

@@ -20,25 +20,37 @@ class Timing:
     hardware: Hardware
     coefficients: Coefficients
 
-    def forward(self, tokens: float, context: float, ranks: int, is_split: bool = False, budget: int = 8192) -> float:
+    def forward(
+        self, tokens: float, context: float, ranks: int, is_split: bool = False, budget: int = 8192, shards: int = 1
+    ) -> float:
         """A pass over all these tokens, spread over the ranks, in micro-batches of ``budget`` tokens."""
-        compute = self.model.forward_flops(tokens, context) / (ranks * self.hardware.flops * self.coefficients.forward)
+        flops = self.model.forward_flops(tokens, context, shards)
+        compute = flops / (ranks * self.hardware.flops * self.coefficients.forward)
         gathers = 2.0 * self.model.parameters * self._micro_batches(tokens, ranks, budget) if is_split else 0.0
         return max(compute, gathers / self._rate(ranks))
 
     def training(
-        self, tokens: float, context: float, ranks: int, stage: int, recompute: bool, budget: int, trained: float = 1.0
+        self,
+        tokens: float,
+        context: float,
+        ranks: int,
+        stage: int,
+        recompute: bool,
+        budget: int,
+        trained: float = 1.0,
+        shards: int = 1,
     ) -> float:
         """Forward and backward passes over all these tokens at a ZeRO ``stage``. A backward pass takes two forward passes, one
         for the gradients of activations and one for those of weights, and a third to recompute activations. ``trained``: the
-        fraction of the parameters that has gradients, almost none with adapters."""
+        fraction of the parameters that has gradients, almost none with adapters. Groups of ``shards`` ranks share the layers,
+        and gradients are summed between those that hold the same part."""
         works = 1 + 1 + trained + recompute
-        flops = self.model.forward_flops(tokens, context) * works
+        flops = self.model.forward_flops(tokens, context, shards) * works
         compute = flops / (ranks * self.hardware.flops * self.coefficients.training)
-        if ranks == 1:
+        if ranks == shards:
             return compute
-        count = self.model.parameters
-        micro_batches = self._micro_batches(tokens, ranks, budget)
+        count = self.model.of_rank(shards)
+        micro_batches = self._micro_batches(tokens, ranks // shards, budget)
         if stage == 3:  # weights for both passes, and the sum of the gradients
             sent = (2 * 2 + 4 * trained) * count * micro_batches
         elif stage == 2:
@@ -53,10 +65,19 @@ class Timing:
         sums = 2 * passes * self.model.layers * self.model.hidden * tokens * shards / ranks
         return 2 * sums * 2 * (shards - 1) / shards / self._rate(shards)
 
-    def optimiser(self, ranks: int, stage: int, offload: bool, trained: float = 1.0) -> float:
+    def exchange_of_sequences(self, tokens: float, ranks: int, together: int, passes: int) -> float:
+        """Exchanges between ``together`` ranks that compute a sequence together: in each layer and pass every rank sends
+        queries, keys, values and the results of attention of its tokens in bf16, but for its own part (DeepSpeed Ulysses,
+        Jacobs et al. 2023, section 3.1). Nothing hides them."""
+        width = 2 * self.model.hidden + 2 * self.model.key_values
+        sent = 2 * passes * self.model.layers * width * tokens / ranks
+        return sent * (together - 1) / together / self._rate(together)
+
+    def optimiser(self, ranks: int, stage: int, offload: bool, trained: float = 1.0, shards: int = 1) -> float:
         """A step of AdamW, and the exchange of the new weights."""
-        mine = self.model.parameters * trained / (ranks if stage else 1)
-        exchange = 2 * self.model.parameters * trained / self._rate(ranks) if ranks > 1 and 0 < stage < 3 else 0.0
+        count, replicas = self.model.of_rank(shards) * trained, ranks // shards
+        mine = count / (replicas if stage else 1)
+        exchange = 2 * count / self._rate(ranks) if replicas > 1 and 0 < stage < 3 else 0.0
         if not offload:
             return mine * ADAM_BYTES / self.hardware.bandwidth + exchange
         moved = mine * (4 + 2) / self.coefficients.pcie
@@ -85,6 +106,10 @@ class Timing:
         of_token = max(memory, compute) / coefficients.decoding + self.model.layers * coefficients.seconds_per_layer
         prefill = self.model.forward_flops(prompts / engines * prompt, prompt / 2) / speed
         return prefill + rounds * completion * of_token
+
+    def rests(self, size: float) -> float:
+        """So many bytes of each rank go to pinned CPU memory and come back."""
+        return 2 * size / self.coefficients.pcie
 
     def transfer(self, bytes_per_number: int = 2) -> float:
         """New weights for all engines."""

@@ -101,6 +101,11 @@ class ActorGroup(Generic[T]):
         requests = [self.actors[rank].run.remote(function, arguments, named) for rank in ranks]
         return self._wait(requests, function.__name__)
 
+    def processor_seconds(self) -> float:
+        """Processor time that the actors' processes have used since they started, in seconds, added up over them. Other
+        processes on the same cores lengthen a call, but not this."""
+        return sum(self.run_on(range(self.size), time.process_time))
+
     def rendezvous(self, directory: Path) -> str:
         """The rendezvous of the actors: a file if all are on this node (no open port), otherwise rank 0's address. Waits for
         their processes only on a cluster."""

@@ -9,8 +9,10 @@ Every stage has
 Stages add the tokens that they processed (``TOKENS``): ``prompt_tokens`` and ``completion_tokens`` of sampling (a prompt counts
 once, however many completions it has), ``train_tokens`` of training steps, ``score_tokens`` of forward passes without training.
 Only tokens that this run computed count, not those in the progress of an interrupted one. Times are sums over all attempts at
-the stage, tokens those of the last one. Names like ``train_seconds`` are parts of the stage's time (``save_seconds`` is that of
-saving progress while it trains), and ``steps`` is the number of steps.
+the stage, tokens those of the last one. ``train_computed_tokens`` and ``score_computed_tokens`` count shared prefixes once, and
+padding. Names like ``train_seconds`` are parts of the stage's time (``save_seconds`` is that of saving progress while it
+trains), ``train_processor_seconds`` and the like are the processor time of its trainers or engines meanwhile, whatever else
+their cores do, and ``steps`` is the number of steps.
 """
 
 from __future__ import annotations

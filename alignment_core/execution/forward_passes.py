@@ -91,6 +91,7 @@ class ForwardPasses:
             job = ForwardJob(model, head, bf16, verdicts, temperature, longest, has_images)
             ranks = open_job(self._trainers, job, context.resources)
             context.report(len(values), len(blocks), "blocks")
+            used = ranks.processor_seconds()
             calls = ((number, call(Forward.run, block)) for number, block in left)
             for number, results in run_blocks(ranks, calls, context.resources):
                 values[number] = np.sum(results, axis=0, dtype=np.float32)
@@ -98,7 +99,13 @@ class ForwardPasses:
                 _check(over)
                 context.report(len(values), len(blocks), "blocks")
             scored = sum(len(ids) for _, block in left for pair in block for ids in pair if not isinstance(ids, Images))
-            for part, value in (("score_seconds", time.monotonic() - started), ("score_tokens", scored)):
+            measured = {
+                "score_seconds": time.monotonic() - started,
+                "score_processor_seconds": ranks.processor_seconds() - used,
+                "score_tokens": scored,
+                "score_computed_tokens": sum(ranks.all(Forward.computed)),
+            }
+            for part, value in measured.items():
                 context.cost[part] = round(context.cost.get(part, 0.0) + value, 3)
         return np.concatenate([values[number] for number in range(len(blocks))])[places]
 

@@ -103,8 +103,9 @@ def _loop(
         context.report(step, total, "steps", **tested)
     schedule = SaveSchedule(context)
     started = time.monotonic()
+    used = ranks.processor_seconds()
     window = MetricWindow(context.progress, step, total)
-    tokens = 0
+    tokens = computed = 0
     while step < total and not evaluations.stop:
         if checkpoints.is_due(step):
             checkpoints.add(step, partial(_export, ranks, parts=False))
@@ -113,6 +114,7 @@ def _loop(
         before = step
         step += reports[0].steps
         tokens += sum(report.tokens for report in reports)
+        computed += sum(report.computed for report in reports)
         due = step < total and schedule.is_due
         speed = tokens / (time.monotonic() - started)
         measured: dict[int, dict[str, float]] = {}
@@ -135,7 +137,9 @@ def _loop(
     seconds = time.monotonic() - started
     context.cost.update(
         train_tokens=tokens,
+        train_computed_tokens=computed,
         train_seconds=round(seconds, 3),
+        train_processor_seconds=round(ranks.processor_seconds() - used, 3),
         train_steps=step - first,
     )
     return step, {**window.metrics(), "tokens_per_second": tokens / seconds if tokens else 0.0}

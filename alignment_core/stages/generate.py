@@ -112,6 +112,7 @@ def _sample(context: StageContext, config: GenerateConfig, shards: list[Any], mi
             for number in missing
         )
         started = time.monotonic()
+        used = engines.processor_seconds()
         tokens = 0
         done = len(shards) - len(missing)
         context.report(done, len(shards), "shards")
@@ -122,11 +123,13 @@ def _sample(context: StageContext, config: GenerateConfig, shards: list[Any], mi
             done += 1
             speed = tokens / (time.monotonic() - started)
             context.report(done, len(shards), "shards", tokens_per_second=speed)
-    seconds = time.monotonic() - started
+        seconds = time.monotonic() - started
+        processor_seconds = engines.processor_seconds() - used
     context.cost.update(
         prompt_tokens=sum(len(prompt["prompt_ids"]) for number in missing for prompt in shards[number]),
         completion_tokens=tokens,
         generate_seconds=round(seconds, 3),
+        generate_processor_seconds=round(processor_seconds, 3),
         weight_update_seconds=round(update, 4),
     )
     return {"tokens_per_second": tokens / seconds, **parity}

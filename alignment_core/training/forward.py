@@ -76,6 +76,7 @@ class Forward:
             ) from error
         config = self.frozen.packed.model.config.get_text_config()
         self.pad_token_id: int | None = getattr(config, "pad_token_id", None)
+        self._computed = 0
 
     def run(self, pairs: Sequence[Pair]) -> np.ndarray:
         """For each (prompt ids, completion ids): its score, or the summed log-probability of the completion in nats; of a
@@ -92,12 +93,17 @@ class Forward:
                 output = run_packed(self.frozen.packed, micro, self.job.temperature)
                 if not (micro.rows and self.frozen.group.is_first):
                     continue
+                self._computed += micro.input_ids.numel()
                 if self.job.verdicts:
                     output = output[:, 1] - output[:, 2]
                 elif self.job.head == "lm":
                     output = sum_by_sequence(output, micro.sequence_K, micro.sequences)
             values[[row.number for row in micro.rows]] = output.float().cpu().numpy()
         return values
+
+    def computed(self) -> int:
+        """Tokens that this rank has computed: those that sequences share once, and the padding of lines."""
+        return self._computed
 
     def close(self) -> None:
         """Free the model's memory."""

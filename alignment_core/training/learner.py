@@ -320,7 +320,9 @@ class Learner:
             # each has that by its own tokens. Ranks that share layers have it all, and DeepSpeed does not average over them.
             self.engine.backward(objective * (self.world // self.tensor_group.size))
             sums.add(metrics)
-            term.report.tokens += tokens_of_pack if self.counts else 0
+            if self.counts:
+                term.report.tokens += tokens_of_pack
+                term.report.computed += micro.input_ids.numel()
         if not self.counts:
             return 0.0
         metric_sums = sums.read()

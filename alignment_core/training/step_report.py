@@ -17,6 +17,8 @@ class StepReport:
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     normaliser: float = 0.0
     tokens: int = 0
+    computed: int = 0
+    """Tokens that were computed: those that sequences share once, and the padding of lines."""
     steps: int = 0
     grad_norm: float = math.nan
     learning_rate: float = 0.0
@@ -30,6 +32,7 @@ class StepReport:
             self.sums[name] += value
         self.normaliser += step.normaliser
         self.tokens += step.tokens
+        self.computed += step.computed
         self.steps += step.steps
         self.grad_norm = step.grad_norm
         self.learning_rate = step.learning_rate

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,8 +20,11 @@ from alignment_core.capacity.hardware import KINDS, Coefficients, hardware_of
 from alignment_core.errors import UserError
 
 if TYPE_CHECKING:
-    from alignment_core.capacity.estimate import Cluster, Estimate
+    from alignment_core.capacity.architecture import Architecture
+    from alignment_core.capacity.cluster import Cluster
+    from alignment_core.capacity.estimate import Estimate
     from alignment_core.capacity.report import Capacity
+    from alignment_core.capacity.workload import Work
     from alignment_core.recipes import BaseRecipe
 
 NOT_ESTIMATED = "evaluations, reports and data sets are left out, and other work on the GPUs"
@@ -68,8 +74,8 @@ def plan(
 
     chosen = load_recipe(file_of(recipe), [*overrides, *([f"store={store}"] if store else [])])
     opened = open_store(chosen.store, writes=False)
-    cluster = _cluster(chosen, opened, kind, gpus, config, like)
     works = work_of(chosen, Lengths(prompt_tokens, completion_tokens, row_tokens, rows))
+    cluster = replace(_cluster(chosen, opened, kind, gpus, config, like), others=_others(works, opened))
     if not works:
         raise UserError(
             f"{recipe}: no stage of `method: {chosen.method}` trains or samples, so there is nothing to estimate"
@@ -85,7 +91,7 @@ def plan(
 
 def _cluster(recipe: BaseRecipe, store: Store, kind: str, gpus: int, config: Path | None, like: str | None) -> Cluster:
     from alignment_core.capacity.architecture import Architecture
-    from alignment_core.capacity.estimate import Cluster
+    from alignment_core.capacity.cluster import Cluster
     from alignment_core.capacity.measured import CPU, coefficients_of
 
     if kind == "cpu" and like is None:
@@ -122,6 +128,19 @@ def _shape(recipe: BaseRecipe, store: Store, config: Path | None) -> dict[str, A
     return dict(model.shape)
 
 
+def _others(works: Iterable[Work], store: Store) -> dict[str, Architecture]:
+    """The models beside the policy, by name, as far as their config.json can be read now."""
+    from alignment_core.capacity.architecture import Architecture
+    from alignment_core.capacity.workload import models_of
+    from alignment_core.init.models import choose
+
+    architectures = {}
+    for name in {str(model.name) for model in models_of(works).values() if model.scratch is None}:
+        with suppress(UserError):
+            architectures[name] = Architecture.of(dict(choose(name, store).shape))
+    return architectures
+
+
 def _print(result: Capacity) -> None:
     cluster = result.cluster
     out.print(
@@ -131,6 +150,8 @@ def _print(result: Capacity) -> None:
     )
     for each in result.estimates:
         _print_stage(each)
+        for note in each.notes:
+            out.print(f"  {note}", style="dim", markup=False)
     for problem in result.problems:
         out.print(f"[red]does not fit:[/] {escape(problem)}")
     if result.alternative is not None:
@@ -152,7 +173,7 @@ def _print(result: Capacity) -> None:
 
 
 def _print_stage(each: Estimate) -> None:
-    if not each.peaks:
+    if not each.seconds:
         return
     steps = "" if each.steps is None else f", {each.steps} steps, {each.total or 0:,.0f} s"
     out.print(f"\n{each.stage}: {_seconds(each.step)} s per step{steps}", markup=False)
@@ -163,7 +184,8 @@ def _print_stage(each: Estimate) -> None:
     for peak in each.peaks:
         held = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in peak.parts.items())
         table.add_row(peak.where, peak.moment, f"{peak.size / 1e9:.1f}", f"{peak.capacity / 1e9:.1f}", held)
-    out.print(table)
+    if each.peaks:
+        out.print(table)
     for role in each.roles:
         if role.host:
             out.print(

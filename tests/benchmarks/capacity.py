@@ -2,12 +2,15 @@
 
     python -m tests.benchmarks capacity
 
-Prints predicted by measured seconds for each stage of the larger model; `align plan` is meant to be within 25 %.
+Prints predicted by measured seconds for each stage of the larger model; `align plan` is meant to be within 25 %. Coefficients
+are those of the cores' time, as with `--like`. `by_clock` compares with the seconds of the stage on the wall, during which the
+run's other processes, and those of the machine, may have used its cores; the load of the machine is printed, too.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -34,21 +37,28 @@ def _records(home: Path) -> list[Provenance]:
     return list(open_store(str(home / "store")).records.all()) if (home / "store").is_dir() else []
 
 
+def compare(home: Path, small: list[Provenance], large: list[Provenance]) -> None:
+    """Print what the small model's stages predict for those of the large one."""
+    store = open_store(str(home / "store"))
+
+    def shape_of(reference: Reference) -> dict[str, Any]:
+        return dict(json.loads((store.fetch(reference) / "config.json").read_text()))
+
+    known = coefficients_of(small, CPU, shape_of)
+    for record in large:
+        by_clock = dict(measured_by(record, CPU, shape_of, by_clock=True))
+        for name, value in measured_by(record, CPU, shape_of):
+            # Seconds at full rates cancel: predicted / measured = (full / known) / (full / value).
+            ratios = {"predicted_by_measured": value, "by_clock": by_clock[name]}
+            shown = {title: round(of_stage / getattr(known, name), 3) for title, of_stage in ratios.items()}
+            print(json.dumps({"stage": record.label, "coefficient": name, **shown}))
+    print(json.dumps({"load_of_15_minutes": round(os.getloadavg()[2], 2), "cores": os.cpu_count()}))
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         home = Path(folder)
-        small, large = run(home, SMALL, 1), run(home, LARGE, 2)
-        store = open_store(str(home / "store"))
-
-        def shape_of(reference: Reference) -> dict[str, Any]:
-            return dict(json.loads((store.fetch(reference) / "config.json").read_text()))
-
-        known = coefficients_of(small, CPU, shape_of)
-        for record in large:
-            for name, value in measured_by(record, CPU, shape_of):
-                # Seconds at full rates cancel: predicted / measured = (full / known) / (full / value).
-                ratio = round(value / getattr(known, name), 3)
-                print(json.dumps({"stage": record.label, "coefficient": name, "predicted_by_measured": ratio}))
+        compare(home, run(home, SMALL, 1), run(home, LARGE, 2))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ import transformers
 
 from alignment_core.capacity import memory
 from alignment_core.capacity.architecture import Architecture
-from alignment_core.capacity.estimate import Cluster, estimate
+from alignment_core.capacity.cluster import Cluster
+from alignment_core.capacity.estimate import estimate
 from alignment_core.capacity.hardware import hardware_of
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import TrainingConfig

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from alignment_core.capacity.architecture import Architecture
-from alignment_core.capacity.estimate import Cluster
+from alignment_core.capacity.cluster import Cluster
 from alignment_core.capacity.hardware import hardware_of
 from alignment_core.capacity.report import capacity
 from alignment_core.capacity.workload import Lengths, Reinforcement, Sampling, Training, work_of
@@ -51,6 +51,31 @@ def test_an_engine_of_70b_needs_several_gpus(tmp_path: Path) -> None:
     assert "an engine needs" in result.problems[0]
     assert result.alternative is not None
     assert result.alternative.changes["tensor_parallel_size"] in (4, 8)
+
+
+def test_a_reward_model_of_70b_is_split_over_gpus_of_its_own(tmp_path: Path) -> None:
+    """Whole it has 138 GB; over 4 GPUs 34.5 GB each, and over 8 17.3 GB, which leave room for its passes."""
+    recipe = recipe_of(tmp_path, ppo({"tensor_parallel_size": 8, "zero_stage": 3}))
+    cluster = Cluster(hardware_of("h100"), 64, llama("70B"))
+    result = capacity(work_of(recipe, Lengths()), recipe.resources, cluster)
+    assert "reward_model 138.0 GB" in result.problems[0]
+    assert result.alternative is not None
+    reward = result.alternative.changes["models"]["reward"]
+    assert reward["zero_stage"] == 3
+    assert reward["gpus"] in (4, 8)
+    peaks = {peak.where: peak for peak in result.alternative.estimates[0].peaks}
+    assert peaks["reward"].parts["reward_model"] == pytest.approx(138e9 / reward["gpus"], rel=0.01)
+
+
+def test_long_completions_are_computed_by_several_ranks_together(tmp_path: Path) -> None:
+    content = ppo({"zero_stage": 3, "gpu_memory_utilization": 0.9, "offload_optimizer": True})
+    content["rl"] |= {"generation": {"num_generations": 1, "max_completion_length": 300_000}}
+    content["rl"] |= {"rewards": [{"verifier": "math"}]}
+    recipe = recipe_of(tmp_path, content)
+    result = capacity(work_of(recipe, Lengths()), recipe.resources, _cluster(8))
+    assert "activations" in result.problems[0]
+    assert result.alternative is not None
+    assert result.alternative.changes.keys() == {"sequence_parallel_size"}
 
 
 def test_more_gpus_than_there_are_is_a_problem(tmp_path: Path) -> None:

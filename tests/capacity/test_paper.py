@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
-from alignment_core.capacity.estimate import Cluster, Estimate, estimate
+from alignment_core.capacity.cluster import Cluster
+from alignment_core.capacity.estimate import Estimate, estimate
 from alignment_core.capacity.hardware import hardware_of
 from tests.capacity.shapes import llama, only_work, ppo, recipe_of
 

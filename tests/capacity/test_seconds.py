@@ -47,3 +47,29 @@ def test_an_optimiser_in_cpu_memory_is_as_fast_as_that_memory() -> None:
     # 28 bytes at 10 GB/s, and 6 bytes over the bus at 10 GB/s, for half of the parameters.
     assert TIMING.optimiser(2, 3, offload=True) == pytest.approx(0.5e9 * 34 / 1e10)
     assert TIMING.optimiser(1, 0, offload=False) == pytest.approx(28e9 / 1e12)
+
+
+def test_ranks_that_share_layers_compute_the_head_each() -> None:
+    # The head has 1e6 parameters: 2 · (1e9 + 1e6) · 1e6 operations, on 2 ranks of 1e14 a second.
+    assert TIMING.forward(1e6, 0, ranks=2, shards=2) == pytest.approx(2.002e15 / 2e14)
+
+
+def test_gradients_are_summed_between_ranks_with_the_same_part() -> None:
+    # Each of two ranks of a part holds the head and half of the rest, (1e6 + 999e6 / 2) parameters, and sends 8 bytes of each.
+    count = 500.5e6
+    assert TIMING.training(16, 0, 4, 1, False, budget=16, shards=2) == pytest.approx(8 * count / 100e9)
+    assert TIMING.optimiser(4, 1, offload=False, shards=2) == pytest.approx(count / 2 * 28e-12 + 2 * count / 100e9)
+    # With one rank for each part there is nothing to sum: 3 · 2 · (1e9 + 3 · 1e6) · 16 operations on 4 ranks.
+    assert TIMING.training(16, 0, 4, 1, False, budget=16, shards=4) == pytest.approx(6 * 1.003e9 * 16 / 4e14)
+
+
+def test_ranks_that_compute_a_sequence_together_exchange_heads() -> None:
+    # Keys and values are 1000 bytes / 10 layers / 2 bytes / 2 = 25 wide; queries and results 1000. A rank has 250,000 tokens,
+    # of which it sends three quarters: 2 bytes · 3 passes · 10 layers · 2,050 · 250,000 · 3/4 / 100 GB/s.
+    seconds = TIMING.exchange_of_sequences(1e6, ranks=4, together=4, passes=3)
+    assert seconds == pytest.approx(2 * 3 * 10 * 2050 * 250_000 * 0.75 / 100e9)
+    assert TIMING.exchange_of_sequences(1e6, ranks=4, together=1, passes=3) == 0
+
+
+def test_what_rests_is_copied_twice() -> None:
+    assert TIMING.rests(5e9) == pytest.approx(1.0)

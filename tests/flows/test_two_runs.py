@@ -113,8 +113,10 @@ def test_two_runs_at_once_queue_visibly_and_compute_each_stage_once(
     }
     assert stages["sft"]["waited_seconds"] > 0
     assert stages["sft"]["device_seconds"] > 0
-    assert stages["sft"]["train_tokens"] > 0
+    assert stages["sft"]["train_tokens"] >= stages["sft"]["train_computed_tokens"] > 0
+    assert stages["sft"]["train_processor_seconds"] > 0
     assert stages["start/evaluation/generate"]["completion_tokens"] > 0
+    assert stages["start/evaluation/generate"]["generate_processor_seconds"] > 0
     assert stages["start/evaluation/generate"]["prompt_tokens"] > 0
     assert stages["sft/evaluation/score"]["score_tokens"] > 0
     assert stages["report"]["device_seconds"] == 0

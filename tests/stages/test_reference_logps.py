@@ -102,6 +102,8 @@ def test_logps_equal_those_of_plain_forward_passes_on_one_and_two_ranks(
         references.append(result.reference)
         assert (result.reference.kind, result.metrics) == ("reference-logps", {"rows": PAIRS})
         assert (result.cost["score_seconds"] > 0, result.cost["score_tokens"]) == (True, sum(distinct_lengths(pairs)))
+        assert result.cost["score_processor_seconds"] > 0
+        assert 0 < result.cost["score_computed_tokens"] <= result.cost["score_tokens"], "a shared prompt counts once"
     assert references[0] == references[1], "to the bit: a block's results do not depend on its rank"
     logps = values(store, result)
     assert (logps.keys(), [*logps["train"]]) == ({"train"}, [*range(PAIRS)])
