@@ -14,7 +14,7 @@ from alignment_core.capacity.workload import Reinforcement, Sampling, Training, 
 from alignment_core.checks.shapes import why_not_together
 from alignment_core.cluster.device import zero_stage
 from alignment_core.errors import EnvironmentFault
-from alignment_core.inference.kv_cache import most_on_gpu, sequences_at_once
+from alignment_core.inference.kv_cache import max_num_seqs_on_cpu, max_num_seqs_on_gpu
 from alignment_core.models.tensor_shapes import why_not_split, why_not_trained_in_parts
 from alignment_core.recipes import ResourcesConfig
 
@@ -147,8 +147,7 @@ def _rows_of(work: Training) -> int | None:
 
 
 def _of_sampling(work: Sampling, resources: ResourcesConfig, cluster: Cluster) -> Estimate:
-    batch = work.generation.shard_size * work.generation.num_generations
-    engines, role, at_once, problems = _engines(work.prompt, work.completion, batch, resources, cluster)
+    engines, role, at_once, problems = _engines(work.prompt, work.completion, resources, cluster)
     shards = resources.tensor_parallel_size
     sample = cluster.timing.sampling(
         work.prompts, work.prompt, work.completions, work.completion, engines, shards, at_once
@@ -201,9 +200,7 @@ def _scoring(
 
 def _of_reinforcement(work: Reinforcement, resources: ResourcesConfig, cluster: Cluster) -> Estimate:
     section = work.section
-    engines, engine, at_once, problems = _engines(
-        work.prompt, work.completion, section.sampled_at_once, resources, cluster
-    )
+    engines, engine, at_once, problems = _engines(work.prompt, work.completion, resources, cluster)
     learners = learners_of(work, resources, cluster)
     prompts, completions = section.prompts_per_step, work.completions
     actors, beside = reward_actors(resources, cluster, learners)
@@ -269,7 +266,7 @@ def _not_counted(work: Reinforcement) -> list[str]:
 
 
 def _engines(
-    prompt: int, completion: int, batch: int, resources: ResourcesConfig, cluster: Cluster
+    prompt: int, completion: int, resources: ResourcesConfig, cluster: Cluster
 ) -> tuple[int, Role, int, list[str]]:
     """Their number, the memory of one on each of its GPUs, sequences that it samples at a time, and what does not fit."""
     device, shards = cluster.device, resources.tensor_parallel_size
@@ -277,17 +274,18 @@ def _engines(
     utilization = resources.engine_memory
     role = memory.engine(cluster.model, cluster.hardware, shards, utilization, engines * shards)
     longest = (prompt + completion) * cluster.model.cache / shards
-    held = int(role.terms["cache"] // longest) if cluster.hardware.memory else resources.max_num_seqs or batch
-    problems = []
-    if held < 1:
+    hardware, problems = cluster.hardware, []
+    if not hardware.memory:  # a processor
+        return engines, role, max_num_seqs_on_cpu(resources), problems
+    in_cache = int(role.terms["cache"] // longest)
+    if in_cache < 1:
         needed = role.terms["weights"] + role.terms["reserve"] + longest
         problems.append(
             f"an engine needs {_gb(needed)} on each of its {shards} GPUs for weights and one sequence, and "
-            f"gpu_memory_utilization {utilization:g} gives it {_gb(utilization * cluster.hardware.memory)}"
+            f"gpu_memory_utilization {utilization:g} gives it {_gb(utilization * hardware.memory)}"
         )
-    most = most_on_gpu(cluster.hardware.memory, cluster.hardware.name)
-    at_once = sequences_at_once(resources, batch, held, most)
-    return engines, role, max(1, min(at_once, held)), problems
+    most = max_num_seqs_on_gpu(resources, hardware.memory, hardware.name)
+    return engines, role, max(1, min(most, in_cache)), problems
 
 
 def _peaks(

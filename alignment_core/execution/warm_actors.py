@@ -16,7 +16,6 @@ from alignment_core.cluster.group import ActorGroup
 from alignment_core.cluster.layout import ActorLayout, LearnerRole, Place, place_models
 from alignment_core.cluster.nodes import check_nodes
 from alignment_core.inference.engine import Engine, EngineRequest
-from alignment_core.inference.kv_cache import LEAST_SEQUENCES, MOST_SEQUENCES
 from alignment_core.models.saving import architecture_digest, read_json
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.rewards.scoring_actors import Judges
@@ -42,8 +41,6 @@ class EngineShape(NamedTuple):
     long_rope: bool
     """Whether it samples all sequences with LongRoPE's factors for long ones; see :func:`_uses_long_rope`."""
     max_model_len: int
-    batch: int = LEAST_SEQUENCES
-    """On a GPU, sequences at a time that it is started for; on a CPU more are not so much faster that it would start again."""
 
 
 def shape_of(request: EngineRequest, device: Device) -> EngineShape:
@@ -55,7 +52,6 @@ def shape_of(request: EngineRequest, device: Device) -> EngineShape:
         request.dtype_on(device),
         _uses_long_rope(read_json(folder / "config.json"), length),
         length,
-        min(max(request.batch, LEAST_SEQUENCES), MOST_SEQUENCES) if device.kind == "cuda" else LEAST_SEQUENCES,
     )
 
 
@@ -266,11 +262,10 @@ class WarmActors:
         return self._group("engines", places, environments)
 
     def _engines_serve(self, shape: EngineShape) -> bool:
-        """Whether the running engines have this shape, or room for longer and more sequences."""
+        """Whether the running engines have this shape, or room for longer sequences."""
         running = self._engines_shape
         assert running is not None
-        takes_as_many = self.resources.max_num_seqs is not None or running.batch >= shape.batch
-        return takes_as_many and running.max_model_len >= shape.max_model_len and running[:-2] == shape[:-2]
+        return running.max_model_len >= shape.max_model_len and running[:-1] == shape[:-1]
 
     def _group(self, name: str, places: Sequence[Place], environments: list[dict[str, str]]) -> ActorGroup[Any]:
         return ActorGroup(self.ray, name, places, environments, self.resources.wait_timeout_seconds, self.gpus)

@@ -21,7 +21,7 @@ from alignment_core.inference.channels.control import Address
 from alignment_core.inference.completions import Completion, Completions, Request
 from alignment_core.inference.decoding import Decoding
 from alignment_core.inference.images import OPTIONS, accept_expanded_prompts, never_sampled, without_torchvision
-from alignment_core.inference.kv_cache import LEAST_SEQUENCES, cache_on_cpu, most_on_gpu, sequences_at_once
+from alignment_core.inference.kv_cache import MAX_NUM_SEQS, max_num_seqs_on_cpu, max_num_seqs_on_gpu, mib_of_engine
 from alignment_core.inference.options import BY_DEVICE, adapter_options, started, wakes
 from alignment_core.inference.parity import mean_difference
 from alignment_core.inference.request_queue import RequestQueue
@@ -44,8 +44,6 @@ class EngineRequest:
     """Maximum number of tokens of prompt and completion."""
     dtype: str | None = None
     """Float type in which the policy is trained while they sample; None: that in which it is stored."""
-    batch: int = 1
-    """Most sequences that an engine gets at a time."""
 
     def dtype_on(self, device: Device) -> str:
         """Float type in which the engines compute."""
@@ -63,14 +61,16 @@ def prepare() -> None:
             import vllm.v1.worker.cpu_worker
 
 
-def _most_on_this_gpu() -> int:
-    """As vLLM finds it, which takes its least default where this process has no GPU, as one whose workers have them."""
+def _max_num_seqs(resources: ResourcesConfig, device: Device) -> int:
+    if device.kind == "cpu":
+        return max_num_seqs_on_cpu(resources)
     from vllm.platforms import current_platform
 
     try:
-        return most_on_gpu(current_platform.get_device_total_memory(), current_platform.get_device_name())
-    except Exception:
-        return LEAST_SEQUENCES
+        memory, name = current_platform.get_device_total_memory(), current_platform.get_device_name()
+    except Exception:  # only the workers of this process have GPUs; vLLM does the same
+        return resources.max_num_seqs or MAX_NUM_SEQS
+    return max_num_seqs_on_gpu(resources, memory, name)
 
 
 class Engine:
@@ -84,13 +84,10 @@ class Engine:
         folder = check_loadable(policy.path)
         self._dtype = request.dtype_on(device)
         shape = json.loads((folder / "config.json").read_text())
-        engines = device.engines(resources)
-        cache_mib, at_once = cache_on_cpu(shape, max_model_len, self._dtype, resources, engines, request.batch)
+        cache_mib = mib_of_engine(shape, max_model_len, self._dtype, resources, device.engines(resources))
         prepare()
         import vllm
 
-        if device.kind == "cuda":
-            at_once = sequences_at_once(resources, request.batch, None, _most_on_this_gpu())
         reads_images = is_multimodal(shape)
         if reads_images:
             without_torchvision(shape.get("architectures") or (), resources.tensor_parallel_size)
@@ -99,7 +96,7 @@ class Engine:
             str(folder),
             dtype=self._dtype,
             max_model_len=max_model_len,
-            max_num_seqs=at_once,
+            max_num_seqs=_max_num_seqs(resources, device),
             # Prompts and completions are token ids; but processors of images are made with a tokenizer.
             skip_tokenizer_init=not reads_images,
             trust_remote_code=policy.trust_remote_code,
@@ -125,8 +122,6 @@ class Engine:
         self._logit_bias = never_sampled(shape) or None
         self.policy = str(policy.reference)
         self._tokenizer = policy.tokenizer
-        self._max_model_len = max_model_len
-        self._at_once = at_once
         self._resources = resources
         self._own_gpu = device.kind == "cuda" and resources.tensor_parallel_size == 1
         self._updates = 0
@@ -140,11 +135,10 @@ class Engine:
         self._asleep: set[str] = set()
         """Parts of its memory that are released."""
 
-    def sequences_at_once(self) -> int:
-        """Sequences that it samples at a time, and that its cache holds at their greatest length."""
-        cache = self.llm.llm_engine.vllm_config.cache_config
-        held = cache.num_gpu_blocks * cache.block_size // self._max_model_len
-        return sequences_at_once(self._resources, self._at_once, held, self._at_once)
+    def max_num_seqs(self) -> int:
+        """Most sequences that it samples at a time. vLLM lets further ones wait while its cache has no room for them."""
+        most: int = self.llm.llm_engine.vllm_config.scheduler_config.max_num_seqs
+        return most
 
     def is_lost(self) -> bool:
         """Whether one of its workers died. The other workers, which may be waiting for it, are then killed."""

@@ -25,14 +25,10 @@ HYBRID = re.compile(
 """Names of fields of models with recurrent layers; only ``layer_types`` says which layers these are."""
 UNEVEN = ("global_head_dim", "num_global_key_value_heads", "cla_share_factor", "use_cla", "block_configs")
 """Fields of models whose layers have caches of different sizes, or share them."""
-LEAST_SEQUENCES, MOST_SEQUENCES = 256, 1024
-"""Bounds of the sequences that an engine samples at a time by default: those of vLLM 0.32 (``EngineArgs.get_batch_defaults``)
-for small and for large GPUs."""
+MAX_NUM_SEQS, MAX_NUM_SEQS_ON_LARGE_GPUS = 256, 1024
+"""Defaults of ``resources.max_num_seqs``, on GPUs those of vLLM 0.32 (``EngineArgs.get_batch_defaults``)."""
 LARGE_GPU = 70 << 30
-"""Bytes of memory of a large GPU, for which vLLM does not count the A100."""
-LOGITS_BYTES = 16
-"""Bytes of a CPU engine for a sequence and a token of the vocabulary: logits, processed ones, log-probabilities, and random
-numbers, in fp32 each."""
+"""Bytes of memory of a large GPU. The A100 is none, as in vLLM."""
 MOST_BY_DEFAULT = 1024
 """MiB of an engine's cache that the recipe does not ask for."""
 LEAST_ROOM, PART_OF_MEMORY = 256, 8
@@ -87,56 +83,29 @@ def number_bytes_of(dtype: str) -> int:
     return SIZES.get(dtype, SMALLEST)
 
 
-def sequences_at_once(resources: ResourcesConfig, batch: int, held: int | None, most: int) -> int:
-    """Sequences that an engine samples at a time: ``resources.max_num_seqs`` or, by default, as many as its cache has ``held``
-    of the greatest length, if that is known, of the ``batch`` that it samples, and at ``most``; but at least 256."""
+def max_num_seqs_on_gpu(resources: ResourcesConfig, memory: int, name: str) -> int:
+    """Most sequences that an engine samples at a time on GPUs with this name and so many bytes of memory."""
     if resources.max_num_seqs is not None:
         return resources.max_num_seqs
-    tokens = resources.engine_options.get("max_num_batched_tokens")  # of all sequences in a step, one each or more
-    limits = [batch, most, *(limit for limit in (held, tokens) if isinstance(limit, int))]
-    return max(LEAST_SEQUENCES, min(limits))
+    is_large = memory >= LARGE_GPU and "a100" not in name.lower()
+    tokens = resources.engine_options.get("max_num_batched_tokens")  # of a step; vLLM refuses fewer than sequences
+    if is_large and not (isinstance(tokens, int) and tokens < MAX_NUM_SEQS_ON_LARGE_GPUS):
+        return MAX_NUM_SEQS_ON_LARGE_GPUS
+    return MAX_NUM_SEQS
 
 
-def most_on_gpu(memory: int, name: str) -> int:
-    """Most sequences at a time by default on a GPU with this name and so many bytes of memory."""
-    return MOST_SEQUENCES if memory >= LARGE_GPU and "a100" not in name.lower() else LEAST_SEQUENCES
+def max_num_seqs_on_cpu(resources: ResourcesConfig) -> int:
+    """Most sequences that an engine samples at a time on a CPU. It does not follow the memory, because the sizes of batches
+    change the rounding of log-probabilities."""
+    return resources.max_num_seqs or MAX_NUM_SEQS
 
 
-def most_on_cpu(shape: dict[str, Any], resources: ResourcesConfig, engines: int) -> int:
-    """Most sequences at a time by default on a CPU, where their logits may take as much memory as the cache."""
-    vocabulary = {**shape, **(shape.get("text_config") or {})}.get("vocab_size")
-    if not isinstance(vocabulary, int):
-        return LEAST_SEQUENCES
-    return min(MOST_SEQUENCES, room_mib(resources, engines) * MIB // (LOGITS_BYTES * vocabulary))
-
-
-def cache_on_cpu(
-    shape: dict[str, Any], tokens: int, dtype: str, resources: ResourcesConfig, engines: int, batch: int
-) -> tuple[int, int]:
-    """MiB of the cache of each of so many engines on a CPU, and sequences that it samples at a time.
-
-    The size comes first: with room for as many sequences as the stage has, if none is set. Then as many as it holds.
-    """
-    most = most_on_cpu(shape, resources, engines)
-    wanted = sequences_at_once(resources, batch, None, most)
-    mib = mib_of_engine(shape, tokens, dtype, resources, engines, wanted)
-    held = sequences_held(shape, tokens, mib, number_bytes_of(dtype), resources.tensor_parallel_size)
-    return mib, sequences_at_once(resources, batch, held, most)
-
-
-def mib_of_engine(
-    shape: dict[str, Any],
-    tokens: int,
-    dtype: str,
-    resources: ResourcesConfig,
-    engines: int = 1,
-    sequences: int = LEAST_SEQUENCES,
-) -> int:
+def mib_of_engine(shape: dict[str, Any], tokens: int, dtype: str, resources: ResourcesConfig, engines: int = 1) -> int:
     """Size of the cache of each of so many engines on a CPU that compute in ``dtype``, with sequences of at most so many
-    tokens, by default with room for ``resources.max_num_seqs`` or ``sequences``."""
+    tokens."""
     most = most_mib(resources)
     of_one = (shape, tokens, number_bytes_of(dtype), resources.tensor_parallel_size)
-    one, all_at_once = mib_needed(*of_one), mib_needed(*of_one, resources.max_num_seqs or sequences)
+    one, all_at_once = mib_needed(*of_one), mib_needed(*of_one, max_num_seqs_on_cpu(resources))
     if resources.kv_cache_mib is not None or one is None or all_at_once is None:
         return most
     return min(most, all_at_once, max(room_mib(resources, engines), one))
@@ -163,23 +132,8 @@ def mib_needed(
     each = bytes_per_token(shape, number_bytes, shards)
     if each is None:
         return None
-    blocks = sequences * -(-tokens // BLOCK) + _spare_blocks(shape)
+    blocks = sequences * -(-tokens // BLOCK) + 1 + _has_sliding_window(shape)
     return -(-each * BLOCK * blocks // MIB)
-
-
-def sequences_held(
-    shape: dict[str, Any], tokens: int, mib: int, number_bytes: int | None = None, shards: int = 1
-) -> int | None:
-    """Sequences of so many tokens each that a cache of this size holds, the inverse of :func:`mib_needed`; None for an unknown
-    layout, or one whose cache does not grow."""
-    each = bytes_per_token(shape, number_bytes, shards)
-    if not each:
-        return None
-    return max(0, mib * MIB // (each * BLOCK) - _spare_blocks(shape)) // -(-tokens // BLOCK)
-
-
-def _spare_blocks(shape: dict[str, Any]) -> int:
-    return 1 + _has_sliding_window(shape)
 
 
 def _has_sliding_window(shape: dict[str, Any]) -> bool:
@@ -220,8 +174,9 @@ def no_room_on_gpu(error: BaseException, tokens: int, resources: ResourcesConfig
     words = " ".join(str(error).split())
     part = f"resources.gpu_memory_utilization (it is {resources.engine_memory:g})"
     gpus = f"resources.tensor_parallel_size (it is {resources.tensor_parallel_size})"
+    sequences = f"resources.max_num_seqs (it is {resources.max_num_seqs or 'up to 1,024'})"
     if NO_CACHE in words:
-        sentence = f"the model leaves an engine no memory for its key-value cache: raise {part} or {gpus}"
+        sentence = f"the model leaves an engine no memory for its key-value cache: raise {part} or {gpus}, or lower {sequences}"
     elif TOO_SMALL.search(words):
         sentence = (
             f"an engine's key-value cache cannot hold a sequence of {tokens:,} tokens (the longest prompt and "
@@ -235,7 +190,8 @@ def no_room_on_gpu(error: BaseException, tokens: int, resources: ResourcesConfig
         )
     elif out_of_memory(error):
         sentence = (
-            f"the model does not fit into the memory that is free on a GPU: raise {gpus}, or end other processes on it"
+            f"the model does not fit into the memory that is free on a GPU: raise {gpus}, lower {sequences}, or end other "
+            "processes on it"
         )
     else:
         return None

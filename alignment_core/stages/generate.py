@@ -102,7 +102,7 @@ def _sample(context: StageContext, config: GenerateConfig, shards: list[Any], mi
     longest = max(len(prompt["prompt_ids"]) for shard in shards for prompt in shard)
     length = longest + generation.max_completion_length
     check_length(model.path, longest, length)
-    request = EngineRequest(model, length, batch=generation.shard_size * generation.num_generations)
+    request = EngineRequest(model, length)
     schema = rollout_schema(have_images(prompt for shard in shards for prompt in shard))
     with context.machines.engines(request, context.ticket) as engines:
         update = max(engines.all(Engine.load, model.path, str(policy)))

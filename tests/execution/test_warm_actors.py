@@ -68,27 +68,6 @@ def test_an_engine_of_any_other_model_serves_all_sequences_that_it_has_room_for(
     assert not serves(folder, running=8192, length=8193)
 
 
-@pytest.mark.parametrize(
-    ("running", "batch", "most", "expected"),
-    [
-        (1, 256, None, True),
-        (1, 512, None, False),
-        (1, 512, 64, True),
-        (600, 512, None, True),
-        (1024, 5000, None, True),
-    ],
-)
-def test_an_engine_serves_larger_batches_if_it_would_not_sample_more_at_a_time(
-    running: int, batch: int, most: int | None, expected: bool, tmp_path: Path
-) -> None:
-    """By default it samples 256 at least and 1,024 at most. On a CPU it serves all, because starting again takes longer."""
-    model = Model(write(tmp_path, {}), POLICY)
-    actors = WarmActors(ResourcesConfig(max_num_seqs=most), tmp_path)
-    for device, serves_it in ((Device("cuda", 1), expected), (CPU, True)):
-        actors._engines_shape = shape_of(EngineRequest(model, 64, batch=running), device)
-        assert actors._engines_serve(shape_of(EngineRequest(model, 64, batch=batch), device)) == serves_it
-
-
 class Group:
     """Actors that record what they would hold, because real ones would load a model."""
 

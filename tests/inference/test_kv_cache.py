@@ -12,15 +12,12 @@ from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.inference import kv_cache
 from alignment_core.inference.kv_cache import (
     bytes_per_token,
-    cache_on_cpu,
+    max_num_seqs_on_cpu,
+    max_num_seqs_on_gpu,
     mib_needed,
     mib_of_engine,
-    most_on_cpu,
-    most_on_gpu,
     raise_it,
     room_mib,
-    sequences_at_once,
-    sequences_held,
 )
 from alignment_core.inference.options import started
 from alignment_core.machine_memory import Memory
@@ -90,33 +87,17 @@ def test_by_default_the_caches_leave_most_of_a_small_memory_to_others(monkeypatc
     assert room_mib(ResourcesConfig(kv_cache_mib=900), engines=4) == 900
 
 
-@pytest.mark.parametrize(
-    ("batch", "held", "most", "expected"),
-    [
-        (64, None, 1024, 256),
-        (512, None, 1024, 512),
-        (4096, None, 1024, 1024),
-        (4096, 700, 1024, 700),
-        (4096, 10, 1024, 256),
-        (4096, None, 256, 256),
-    ],
-)
-def test_by_default_an_engine_samples_as_many_as_its_cache_holds(
-    batch: int, held: int | None, most: int, expected: int
-) -> None:
-    assert sequences_at_once(ResourcesConfig(), batch, held, most) == expected
-
-
-@pytest.mark.parametrize(("tokens", "expected"), [(300, 300), (100, 256), ("env:TOKENS", 1024)])
-def test_a_step_has_a_token_of_each_sequence(tokens: Any, expected: int) -> None:
+@pytest.mark.parametrize(("tokens", "expected"), [(2000, 1024), (300, 256), (100, 256), ("env:TOKENS", 1024)])
+def test_by_default_a_step_has_room_for_a_token_of_each_sequence(tokens: Any, expected: int) -> None:
     """vLLM refuses `max_num_seqs` above `max_num_batched_tokens`."""
     resources = ResourcesConfig(engine_options={"max_num_batched_tokens": tokens})
-    assert sequences_at_once(resources, 4096, None, 1024) == expected
+    assert max_num_seqs_on_gpu(resources, 80 << 30, "H100") == expected
 
 
 @pytest.mark.parametrize("number", [4, 2000])
-def test_an_engine_samples_as_many_as_the_recipe_says(number: int) -> None:
-    assert sequences_at_once(ResourcesConfig(max_num_seqs=number), 512, 300, 1024) == number
+def test_an_engine_samples_as_many_sequences_at_a_time_as_the_recipe_says(number: int) -> None:
+    resources = ResourcesConfig(max_num_seqs=number)
+    assert max_num_seqs_on_gpu(resources, 24 << 30, "L4") == max_num_seqs_on_cpu(resources) == number
 
 
 @pytest.mark.slow
@@ -129,7 +110,7 @@ def test_an_engine_samples_as_many_as_the_recipe_says(number: int) -> None:
         ("NVIDIA B200", 191_514_017_792),
     ],
 )
-def test_the_most_on_a_gpu_is_the_default_of_vllm(name: str, memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_on_a_gpu_is_that_of_vllm(name: str, memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.engine import arg_utils
     from vllm.usage.usage_lib import UsageContext
 
@@ -141,38 +122,7 @@ def test_the_most_on_a_gpu_is_the_default_of_vllm(name: str, memory: int, monkey
     )
     monkeypatch.setattr(arg_utils, "current_platform", gpu)
     _, sequences = arg_utils.EngineArgs.get_batch_defaults(1)
-    assert most_on_gpu(memory, name) == sequences[UsageContext.LLM_CLASS]
-
-
-def test_on_a_cpu_the_logits_take_no_more_memory_than_the_cache_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    """16 bytes for each token of the vocabulary: 2.43 MB of 152,064 tokens, and 1 GiB is 441 times as much."""
-    monkeypatch.setattr(kv_cache, "machine_memory", lambda: Memory(8 << 30, 0))
-    assert most_on_cpu({"vocab_size": 152_064}, ResourcesConfig(), 1) == 441
-    assert most_on_cpu({"vocab_size": 152_064}, ResourcesConfig(), 2) == 220
-    assert most_on_cpu({"text_config": {"vocab_size": 300}}, ResourcesConfig(), 1) == 1024
-    assert most_on_cpu({}, ResourcesConfig(), 1) == 256
-
-
-def test_a_cpu_engine_samples_what_its_cache_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In bf16 a block takes 737,280 bytes, and 96 tokens three blocks: 1 GiB has 1,456 blocks, one is spare, and 1,455 hold 485
-    sequences. 400 of them take 1,201 blocks, 844.5 MiB. 100 MiB have 142 blocks, 47 sequences."""
-    monkeypatch.setattr(kv_cache, "machine_memory", lambda: Memory(8 << 30, 0))
-    of_one = ({**SMOLLM2, "vocab_size": 49_152}, 96, "bfloat16")
-    assert cache_on_cpu(*of_one, ResourcesConfig(), 1, batch=512) == (1024, 485)
-    assert cache_on_cpu(*of_one, ResourcesConfig(), 1, batch=400) == (845, 400)
-    assert cache_on_cpu(*of_one, ResourcesConfig(), 1, batch=8) == (mib_of_engine(*of_one, ResourcesConfig()), 256)
-    assert cache_on_cpu(*of_one, ResourcesConfig(kv_cache_mib=100), 1, batch=512) == (100, 256)
-    assert cache_on_cpu(*of_one, ResourcesConfig(max_num_seqs=4), 1, batch=512) == (10, 4)
-    assert cache_on_cpu({}, 96, "bfloat16", ResourcesConfig(), 1, batch=512) == (1024, 256), "an unknown layout"
-
-
-@pytest.mark.parametrize("shape", [SMOLLM2, {**SMOLLM2, "sliding_window": 64}])
-def test_a_cache_holds_the_sequences_that_its_size_is_for(shape: dict[str, Any]) -> None:
-    for sequences in (1, 2, 7, 300):
-        held = sequences_held(shape, 97, mib_needed(shape, 97, sequences=sequences) or 0)
-        assert held == sequences, "four blocks of 1.4 MiB a sequence are more than the rounding to a MiB"
-        smaller = sequences_held(shape, 97, (mib_needed(shape, 97, sequences=sequences) or 0) - 1)
-        assert smaller == sequences - 1
+    assert max_num_seqs_on_gpu(ResourcesConfig(), memory, name) == sequences[UsageContext.LLM_CLASS]
 
 
 def test_an_engine_whose_cache_exceeds_the_free_memory_names_the_setting(tmp_path: Any) -> None:

@@ -190,16 +190,13 @@ class ResourcesConfig(Config):
     their own (`placement: disaggregated`)."""
     kv_cache_mib: int | None = Field(None, ge=16)
     """Size of each CPU engine's key-value cache, in MiB. It must hold the longest sampled sequence; it also limits the
-    context of a served judge. Default: room for `max_num_seqs` sequences of a stage's greatest length (if that is not set
-    either, for those that an engine gets at a time, 256 to 1,024), up to 1,024 MiB, and 1,024 for a server; if an eighth of
-    the memory, divided by the engines, is less, up to that, at least 256. With a smaller one, completions wait for each other,
-    and prompts that they share are read again."""
+    context of a served judge. Default: room for `max_num_seqs` sequences of a stage's greatest length, up to 1,024 MiB, and
+    1,024 for a server; if an eighth of the memory, divided by the engines, is less, up to that, at least 256. With a smaller
+    one, completions wait for each other, and prompts that they share are read again."""
     max_num_seqs: int | None = unkeyed(None, ge=1)
     """Maximum number of completions that an engine samples at a time; the others wait. More use a large GPU better while the
-    key-value cache has room for them; fewer need less memory for activations and logits. Default: as many as
-    a stage gives an engine at a time and its cache holds at their greatest length, between 256 and 1,024, vLLM 0.32's defaults
-    for small and large GPUs; 256 on GPUs below 70 GiB and on the A100, as in vLLM; on a CPU fewer than 1,024 if their logits
-    would take more memory than the cache may."""
+    key-value cache has room for them; fewer need less memory for activations and logits. Default: as in vLLM
+    0.32, 1,024 on GPUs of 70 GiB or more except the A100, and otherwise 256; while the cache has no room, completions wait."""
     max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] | None = unkeyed(None)
     """Send the adapters of `rl.training.lora`, of at most this rank, to the engines, which apply them by vLLM's LoRA
     support. This transfers less and avoids rounding of merged bf16 weights, but sampling is slower. Default: engines get

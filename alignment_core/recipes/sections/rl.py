@@ -533,13 +533,6 @@ class RlConfig(Config):
         lora = self.training.lora
         return lora is not None and not lora.modules_to_save
 
-    @property
-    def sampled_at_once(self) -> int:
-        """Most completions that an engine gets at a time: a shard of a step or, ahead of training, those of several steps."""
-        ahead = self.execution.max_staleness
-        shard = min(self.prompts_per_step, self.generation.shard_size)
-        return ((1 + ahead) * self.prompts_per_step if ahead else shard) * self.generation.num_generations
-
     def needs_old_logps(self, completions: int) -> bool:
         """Whether the policy's log-probabilities of a step's completions are computed before its update: because the policy
         changes while it trains on them, for the KL in the reward, or to select tokens by their entropy."""

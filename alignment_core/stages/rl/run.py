@@ -85,7 +85,7 @@ def run_section(context: StageContext, section: RlConfig, shows: Container[str])
     shuffle = shuffles(_table(context.inputs["prompts"]))
     schedule = PromptSchedule(prompts, section.generation, context.seed, shuffle=shuffle)
     trajectories = Trajectories(context.progress / "trajectories", section.trajectories, section.steps, with_images)
-    request = EngineRequest(policy, length, section.training.dtype, section.sampled_at_once)
+    request = EngineRequest(policy, length, section.training.dtype)
     with (
         closing(trajectories),
         context.machines.engines_and_trainers(request, context.ticket) as (engines, trainers),
@@ -157,7 +157,7 @@ def _sampler(
         steps=section.steps,
         max_staleness=section.execution.max_staleness,
         partial_rollouts=section.execution.partial_rollouts,
-        max_num_seqs=min(sampling.engines.all(Engine.sequences_at_once)),
+        max_num_seqs=min(sampling.engines.all(Engine.max_num_seqs)),
     )
 
 
