@@ -73,6 +73,16 @@ def patched(base: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     return patch
 
 
+def test_indices_of_a_patch_that_does_not_pay_are_never_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would take 8 bytes for each changed element: four times the memory of a tensor in bfloat16."""
+
+    def refused(_: torch.Tensor) -> None:
+        raise AssertionError("indices")
+
+    monkeypatch.setattr(torch.Tensor, "nonzero", refused)
+    assert make_patch(torch.zeros(1000, dtype=torch.bfloat16), torch.ones(1000, dtype=torch.bfloat16)) is None
+
+
 def test_a_patch_is_a_checksum_values_and_gaps() -> None:
     base = torch.zeros(100, dtype=torch.int16)
     base[3] = 7
@@ -162,7 +172,7 @@ def test_other_weights_than_those_that_were_sent_are_not_patched() -> None:
     encoder, decoder = DeltaEncoder(), DeltaDecoder()
     weights: Weights = [("a", torch.randn(90)), ("head", torch.randn(90))]
     update(encoder, weights, decoder)
-    decoder._held["head"][3] += 1
+    decoder._base["head"][3] += 1
     items = list(encoder.encode(weights, [decoder.begin()]))
     with pytest.raises(PeerFailed, match=r"^the engine's copy of head .*\(resources\.weight_update_mode: full"):
         list(decoder.decode(items))

@@ -64,7 +64,7 @@ class DeltaDecoder:
     def __init__(self) -> None:
         self.version: str | None = None
         """Of the last complete update; None after an incomplete one."""
-        self._held: dict[str, Tensor] = {}
+        self._base: dict[str, Tensor] = {}
         self._received: dict[str, Tensor] = {}
         """Those of the current update."""
 
@@ -78,23 +78,23 @@ class DeltaDecoder:
         """Whole tensors, each in memory of its own, on the device of its item. The items of an update may come in several
         calls.
 
-        Raises PeerFailed if a patch is for other bits than those that are held.
+        Raises PeerFailed if a patch was made from other bits than those of the last update.
         """
         for item, tensor in items:
             kind, _, name = item.partition(":")
             if kind == "version":
                 self.version = name
-                self._held = self._received
+                self._base = self._received
                 self._received = {}
             elif kind == "whole":
-                self._held.pop(name, None)
+                self._base.pop(name, None)
                 self._received[name] = _copied(tensor)
                 yield name, tensor
             else:
-                held = self._held.pop(name)
-                apply_patch(name, held, tensor)
-                self._received[name] = held
-                yield name, held.to(tensor.device, copy=True)
+                base = self._base.pop(name)
+                apply_patch(name, base, tensor)
+                self._received[name] = base
+                yield name, base.to(tensor.device, copy=True)
 
 
 def make_patch(base: Tensor, tensor: Tensor) -> Tensor | None:
@@ -107,9 +107,10 @@ def make_patch(base: Tensor, tensor: Tensor) -> Tensor | None:
     new = _bits(tensor)
     is_sent = new != _bits(base).to(new.device)
     is_sent[GREATEST_GAP - 1 :: GREATEST_GAP] = True
-    places_K = is_sent.nonzero().view(-1)
-    if CHECKSUM_BYTES + len(places_K) * (GAP_BYTES + tensor.itemsize) >= tensor.nbytes:
+    count = int(is_sent.count_nonzero())  # nonzero takes 8 bytes of the tensor's device for each
+    if CHECKSUM_BYTES + count * (GAP_BYTES + tensor.itemsize) >= tensor.nbytes:
         return None
+    places_K = is_sent.nonzero().view(-1)
     values_K = new[places_K].cpu()
     places_K = places_K.cpu()
     gaps_K = places_K.diff(prepend=torch.tensor([-1])).to(torch.int16)
