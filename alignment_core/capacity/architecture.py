@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from alignment_core.checks.memory_needs import parameters
@@ -31,7 +32,7 @@ class Architecture:
     @classmethod
     def of(cls, shape: dict[str, Any]) -> Architecture:
         """From the fields of ``config.json``. Raises UserError if they do not have the usual names."""
-        inner = shape.get("text_config") or shape
+        inner = {**shape, **(shape.get("text_config") or {})}
         count = parameters(shape)
         cache = bytes_per_token(shape, 2)
         if not count or cache is None or inner.get("n_routed_experts"):  # of which some layers have none
@@ -82,13 +83,15 @@ class Architecture:
 
 def _tower(vision: dict[str, Any]) -> int:
     """Parameters of a vision transformer, from ``vision_config``: in each layer 4·W² of attention and 2·W·I of the MLP, or
-    3·W·I of a gated one, and the embedding of patches; 0 if the fields have other names."""
+    3·W·I of a gated one, and the embedding of patches; 0 if the fields have other names, or if layers
+    differ in size."""
     width = vision.get("embed_dim") or vision.get("hidden_size")
     layers = vision.get("depth") or vision.get("num_hidden_layers")
-    inner = vision.get("intermediate_size") or (width or 0) * vision.get("mlp_ratio", 4)
-    if not (width and layers):
+    if not (isinstance(width, int) and isinstance(layers, int)):
         return 0
+    inner = vision.get("intermediate_size") or width * vision.get("mlp_ratio", 4)
     matrices = 3 if vision.get("hidden_act") == "silu" else 2
     side = vision.get("patch_size", 14)
-    patches = width * 3 * vision.get("temporal_patch_size", 1) * side * side
+    area = prod(side) if isinstance(side, list) else side * side
+    patches = width * 3 * vision.get("temporal_patch_size", 1) * area
     return int(layers * (4 * width * width + matrices * width * inner) + patches)

@@ -24,8 +24,8 @@ class Cluster:
     model: Architecture
     """The policy's."""
     coefficients: Coefficients = field(default_factory=Coefficients)
-    others: Mapping[str, Architecture] = field(default_factory=dict)
-    """Those of other models of the recipe, by name."""
+    others: Mapping[str, Architecture | None] = field(default_factory=dict)
+    """Those of other models of the recipe, by name; None where a config.json does not give the size."""
 
     @property
     def timing(self) -> Timing:
@@ -40,14 +40,15 @@ class Cluster:
             return self.model
         if model.scratch is not None:
             return Architecture.of(model.scratch.model_dump())
-        return self.others.get(str(model.name), self.model)
+        return self.others.get(str(model.name)) or self.model
 
     def assumed(self, models: Mapping[str, ModelConfig]) -> list[str]:
         """Sentences about models whose size is not known, by their field in the recipe."""
         return [
-            f"{field}: {model.name} is taken to be as large as the policy, because its config.json was not found"
+            f"{field}: {model.name} is taken to be as large as the policy, because its config.json "
+            + ("does not give its size in fields known here" if str(model.name) in self.others else "was not found")
             for field, model in models.items()
-            if model.scratch is None and str(model.name) not in self.others
+            if model.scratch is None and self.others.get(str(model.name)) is None
         ]
 
     @property

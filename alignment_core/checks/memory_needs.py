@@ -28,7 +28,7 @@ def parameters(shape: dict[str, Any]) -> int:
     V·H for the embedding, once more if the head is not tied; in each layer H·d·(2·n + 2·k) for n query and k key-value heads
     of size d, and 3·H·I for each expert, or for the MLP of a dense model.
     """
-    shape = shape.get("text_config") or shape
+    shape = {**shape, **(shape.get("text_config") or {})}
     experts = shape.get("num_local_experts") or shape.get("num_experts") or 1
     inner = (shape.get("moe_intermediate_size") if experts > 1 else None) or shape.get("intermediate_size")
     hidden, layers, heads = (shape.get(name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"))

@@ -128,16 +128,19 @@ def _shape(recipe: BaseRecipe, store: Store, config: Path | None) -> dict[str, A
     return dict(model.shape)
 
 
-def _others(works: Iterable[Work], store: Store) -> dict[str, Architecture]:
-    """The models beside the policy, by name, as far as their config.json can be read now."""
+def _others(works: Iterable[Work], store: Store) -> dict[str, Architecture | None]:
+    """The models beside the policy, by name, as far as their config.json can be read now; None if it does not give
+    their size."""
     from alignment_core.capacity.architecture import Architecture
     from alignment_core.capacity.workload import models_of
     from alignment_core.init.models import choose
 
-    architectures = {}
+    architectures: dict[str, Architecture | None] = {}
     for name in {str(model.name) for model in models_of(works).values() if model.scratch is None}:
         with suppress(UserError):
-            architectures[name] = Architecture.of(dict(choose(name, store).shape))
+            if shape := dict(choose(name, store).shape or {}):
+                architectures[name] = None
+                architectures[name] = Architecture.of(shape)
     return architectures
 
 

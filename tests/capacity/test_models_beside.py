@@ -26,7 +26,7 @@ JUDGE = {"served_judge": "some/judge", "max_tokens": 100, "template": "{completi
 def of_ppo(
     tmp_path: Path,
     resources: dict[str, Any],
-    others: dict[str, Architecture] | None = None,
+    others: dict[str, Architecture | None] | None = None,
     gpus: int = 8,
     **section: Any,
 ) -> Estimate:
@@ -50,6 +50,12 @@ def test_a_reward_model_and_its_critic_have_a_size_of_their_own(tmp_path: Path) 
         "rl.rewards.0: some/reward-model is taken to be as large as the policy, because its config.json was not found"
     )
     assert result.seconds["reward"] < unknown.seconds["reward"] / 4
+    unreadable = of_ppo(tmp_path, apart, {"some/reward-model": None}, gpus=10)
+    assert unreadable.notes[0] == (
+        "rl.rewards.0: some/reward-model is taken to be as large as the policy, because its config.json does not give its "
+        "size in fields known here"
+    )
+    assert unreadable.seconds["reward"] == unknown.seconds["reward"]
 
 
 def test_several_reward_models_are_on_different_gpus(tmp_path: Path) -> None:
@@ -176,6 +182,23 @@ def test_the_vision_tower_is_that_of_transformers(family: str) -> None:
     count = sum(size.numel() for name, size in tower.named_parameters() if "merger" not in name)
     shape = {**QWEN_2_5_7B, "vision_config": config.vision_config.to_dict()}
     assert Architecture.of(shape).tower == pytest.approx(count, rel=0.05)
+
+
+def test_sides_of_patches_may_be_a_list_and_layers_of_several_sizes_are_not_counted() -> None:
+    """InternVL writes both sides. By hand: 2 layers of 4·64² + 2·64·256, and patches of 3·14·14 numbers for each of 64."""
+    vision = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 256}
+    for side in (14, [14, 14]):
+        shape = {**QWEN_2_5_7B, "vision_config": {**vision, "patch_size": side}}
+        assert Architecture.of(shape).tower == 2 * (4 * 64 * 64 + 2 * 64 * 256) + 64 * 3 * 14 * 14
+    assert Architecture.of({**QWEN_2_5_7B, "vision_config": {"embed_dim": [96, 192], "depth": [2, 2]}}).tower == 0
+
+
+def test_embeddings_may_be_tied_beside_the_language_models_fields() -> None:
+    """One embedding less than if they are not tied."""
+    language = {name: value for name, value in QWEN_2_5_7B.items() if name != "tie_word_embeddings"}
+    tied, untied = (Architecture.of({"tie_word_embeddings": tied, "text_config": language}) for tied in (True, False))
+    assert untied.parameters - tied.parameters == 152064 * 3584
+    assert (tied.embedding, untied.embedding) == (0, 152064 * 3584)
 
 
 def test_a_vision_tower_is_beside_the_parameters_of_a_rank(tmp_path: Path) -> None:
