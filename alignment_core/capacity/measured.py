@@ -94,8 +94,10 @@ def _tokens(part: str, cost: Mapping[str, float]) -> float:
 
 
 def _seconds(part: str, record: Provenance, of_cores: bool) -> float:
-    """Seconds that a part of a stage took, 0 if it had none; ``of_cores``: those of its cores, if the record has them."""
+    """Seconds that a part of a stage took, 0 if it had none; ``of_cores``: those of its cores, if the record has them. Records
+    of earlier versions lack the processor time of the workers of tensor-parallel engines."""
     wall = record.cost.get(f"{part}_seconds", 0.0)
     busy = record.cost.get(f"{part}_processor_seconds", 0.0)
+    in_workers = part == "generate" and int(record.hardware.get("tensor_parallel_size", 1)) > 1
     processes, threads = (int(record.hardware.get(name, 1)) for name in THREADS[part])
-    return busy / (processes * threads) if of_cores and busy else wall
+    return busy / (processes * threads) if of_cores and busy and not in_workers else wall

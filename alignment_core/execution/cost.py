@@ -12,7 +12,7 @@ Only tokens that this run computed count, not those in the progress of an interr
 the stage, tokens those of the last one. ``train_computed_tokens`` and ``score_computed_tokens`` count shared prefixes once, and
 padding. Names like ``train_seconds`` are parts of the stage's time (``save_seconds`` is that of saving progress while it
 trains), ``train_processor_seconds`` and the like are the processor time of its trainers or engines meanwhile, whatever else
-their cores do, and ``steps`` is the number of steps.
+their cores do (those of tensor-parallel engines are not recorded), and ``steps`` is the number of steps.
 """
 
 from __future__ import annotations

@@ -129,9 +129,10 @@ def _sample(context: StageContext, config: GenerateConfig, shards: list[Any], mi
         prompt_tokens=sum(len(prompt["prompt_ids"]) for number in missing for prompt in shards[number]),
         completion_tokens=tokens,
         generate_seconds=round(seconds, 3),
-        generate_processor_seconds=round(processor_seconds, 3),
         weight_update_seconds=round(update, 4),
     )
+    if context.resources.tensor_parallel_size == 1:  # otherwise the engines compute in processes of vLLM's workers
+        context.cost.update(generate_processor_seconds=round(processor_seconds, 3))
     return {"tokens_per_second": tokens / seconds, **parity}
 
 

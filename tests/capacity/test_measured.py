@@ -57,6 +57,18 @@ def test_the_time_of_other_processes_on_the_cores_does_not_count() -> None:
     assert by_clock == pytest.approx(OPERATIONS * 1000 / CPU.flops / 25)
 
 
+def test_tensor_parallel_engines_are_measured_by_the_clock() -> None:
+    """Their workers are other processes than the actor, whose processor time alone would make them 50 times as fast."""
+    cost = {"prompt_tokens": 1e6, "completion_tokens": 1e6, "generate_seconds": 25.0}
+    metrics = {"prompts": 100.0, "completions": 100.0}
+    config = {"generation": {"shard_size": 10, "num_generations": 1}}
+    by_clock = dict(measured_by(record(cost, metrics=metrics, config=config), CPU, shape_of))
+    cost["generate_processor_seconds"] = 4.0
+    parallel = record(cost, metrics=metrics, config=config)
+    parallel.hardware["tensor_parallel_size"] = 2
+    assert dict(measured_by(parallel, CPU, shape_of)) == by_clock
+
+
 def test_gpus_are_measured_by_the_clock() -> None:
     gpu = hardware_of("h100")
     cost = {"train_tokens": 1e9, "train_seconds": 25.0, "train_processor_seconds": 80.0}
