@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SMALL = 1 << 20
-"""Tokens of a step that this process writes itself: another one would take longer to start."""
+"""Steps of fewer tokens, of prompts and completions, are written by this process: another one would take longer to start."""
 
 
 def step_schema(with_images: bool = False) -> pa.Schema:
@@ -122,7 +122,7 @@ class Trajectories:
 
     def _write(self, step: int, rollouts: Sequence[Rollout], batch: StepData | None) -> None:
         table = StepTable.of(rollouts, batch, self.schema)
-        if sum(len(rollout.loss_mask) for rollout in rollouts) < SMALL:
+        if sum(len(rollout.prompt_ids) + len(rollout.loss_mask) for rollout in rollouts) < SMALL:
             table.write(self.schema, self._file(step))
             return
         self._writer = self._writer or TrajectoryWriter()

@@ -11,9 +11,11 @@ import pickle
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from io import BufferedReader, BufferedWriter
-from socket import AF_UNIX, SOCK_STREAM, socket, socketpair
+from socket import AF_UNIX, SHUT_RDWR, SOCK_STREAM, socket, socketpair
 from typing import Any
 
 import numpy as np
@@ -51,14 +53,17 @@ class TrajectoryWriter:
                 error = receive(answers)
         except (EOFError, BrokenPipeError, ConnectionResetError):
             code = self._process.wait()
+            memory = "; the kernel may have killed it for lack of memory" if code == -signal.SIGKILL else ""
             raise InfrastructureError(
-                f"the process that writes trajectories ended (exit code {code}), perhaps for lack of memory"
+                f"the process that writes the steps of `rl.trajectories` ended (exit code {code}){memory}"
             ) from None
         if error is not None:
             raise error
 
     def close(self) -> None:
         """End the process."""
+        with suppress(OSError):  # it has ended
+            self._socket.shutdown(SHUT_RDWR)  # a fork of this process may have the descriptor, too
         self._socket.close()
         self._process.wait()
 
@@ -96,6 +101,8 @@ def _read(file: BufferedReader[Any], size: int) -> bytearray:
 def main() -> None:
     """Entry point. Argument: the socket's file descriptor."""
     end_with_parent(signal.SIGKILL)
+    for number in (signal.SIGTERM, signal.SIGINT):  # the run that they end may still save a step
+        signal.signal(number, signal.SIG_IGN)
     with (
         socket(fileno=int(sys.argv[1])) as end,
         BufferedReader(end.makefile("rb", 0), BUFFERED) as requests,
@@ -111,11 +118,23 @@ def main() -> None:
 
 
 def _error_of(function: Callable[..., object], arguments: tuple[Any, ...]) -> Exception | None:
+    """The error of a call, as its caller can receive it."""
     try:
         function(*arguments)
-    except Exception as error:
+    except OSError as error:
         return error
+    except Exception as error:
+        traceback.print_exc()  # which is not sent
+        return _picklable(error)
     return None
+
+
+def _picklable(error: Exception) -> Exception:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(repr(error))
+    return error
 
 
 if __name__ == "__main__":

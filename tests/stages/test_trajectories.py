@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from socket import socket
 
 import numpy as np
 import psutil
@@ -116,7 +117,7 @@ def test_the_death_of_the_writing_process_is_an_error_after_which_an_attempt_wri
         assert written._writer
         written._writer._process.kill()
         written.write(1, rows, to_batch(rows[:2]))
-        with pytest.raises(InfrastructureError, match=r"writes trajectories ended \(exit code -9\)"):
+        with pytest.raises(InfrastructureError, match=r"`rl\.trajectories` ended \(exit code -9\); .* lack of memory"):
             written.settle()
     (tmp_path / "steps" / "step-000001.partial").write_bytes(b"half of it")
     with closing(Trajectories(tmp_path / "steps", TrajectoriesConfig(), 3)) as written:
@@ -130,6 +131,35 @@ def test_no_process_is_left_after_the_end() -> None:
     writer = TrajectoryWriter()
     writer.close()
     assert writer._process.returncode is not None
+
+
+def test_a_fork_that_has_the_writers_descriptor_does_not_keep_it_alive() -> None:
+    writer = TrajectoryWriter()
+    with socket(fileno=os.dup(writer._socket.fileno())):
+        writer.close()
+    assert writer._process.returncode == 0
+
+
+def test_an_error_that_cannot_be_sent_is_named_and_its_traceback_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    with closing(TrajectoryWriter()) as writer:
+        with pytest.raises(RuntimeError, match=r"Unsendable\('why'\)"):
+            writer.call(exec, "class Unsendable(Exception): ...\nraise Unsendable('why')", {})
+        writer.call(max, 1, 2)
+    assert "Traceback" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"), [(signal.SIGABRT, r"exit code -6\)$"), (signal.SIGKILL, "lack of memory")]
+)
+def test_only_a_killed_writer_may_have_lacked_memory(number: int, reason: str) -> None:
+    with closing(TrajectoryWriter()) as writer:
+        writer.call(max, 1, 2)
+        for ignored in (signal.SIGTERM, signal.SIGINT):
+            writer._process.send_signal(ignored)
+            writer.call(max, 1, 2)
+        writer._process.send_signal(number)
+        with pytest.raises(InfrastructureError, match=reason):
+            writer.call(max, 1, 2)
 
 
 def test_the_writing_process_ends_with_a_killed_run() -> None:
