@@ -34,7 +34,7 @@ class RaySender:
         self.method = method
         self.seconds = seconds
         self.begin_delta = begin_delta
-        self._encoder = DeltaEncoder()
+        self._encoder = None if begin_delta is None else DeltaEncoder()
 
     def send(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Send these weights; returns once all engines have loaded them.
@@ -44,19 +44,21 @@ class RaySender:
         """
         import ray
 
-        if self.begin_delta is not None:
-            versions = self._wait([actor.call.remote(self.begin_delta) for actor in self.actors])
+        if self.begin_delta is not None and self._encoder is not None:
+            begun = [actor.call.remote(self.begin_delta) for actor in self.actors]
+            versions = self._wait(begun, self.begin_delta.method)
             weights = self._encoder.encode(weights, list(chain.from_iterable(versions)))
         pending: list[list[Any]] = []
         for bucket in to_buckets(weights):
             if len(pending) == IN_STORE:
-                self._wait(pending.pop(0))
+                self._wait(pending.pop(0), self.method)
             payload = ray.put(bucket)  # travels once to each node
             pending.append([actor.call_with.remote(self.method, payload) for actor in self.actors])
         for calls in pending:
-            self._wait(calls)
+            self._wait(calls, self.method)
 
-    def _wait(self, calls: list[Any]) -> list[Any]:
+    def _wait(self, calls: list[Any], method: str) -> list[Any]:
+        """Results of calls of this method."""
         import ray
 
         try:
@@ -64,10 +66,10 @@ class RaySender:
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, AlignmentError):
                 raise error.cause from error
-            raise RuntimeError(f"engines: `{self.method}` failed: {error.cause!r}") from None
+            raise RuntimeError(f"engines: `{method}` failed: {error.cause!r}") from None
         except ray.exceptions.GetTimeoutError as error:
             raise DeadlineExceeded(
-                f"engines did not answer `{self.method}` within {self.seconds:g} seconds (resources.wait_timeout_seconds)"
+                f"engines did not answer `{method}` within {self.seconds:g} seconds (resources.wait_timeout_seconds)"
             ) from error
         except ray.exceptions.RayError as error:
             raise PeerFailed(f"an engine died in a weight update: {first_line(error)}") from error
