@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import secrets
@@ -21,6 +22,7 @@ from alignment_core.cluster.layout import Gpu
 from alignment_core.errors import EnvironmentFault, InfrastructureError
 from alignment_core.imports import uncollected
 
+log = logging.getLogger(__name__)
 OBJECT_STORE_BYTES = 128 << 20
 DAEMONS = ("raylet", "gcs_server")
 ANSWER_SECONDS = 10.0
@@ -216,14 +218,22 @@ def _check_answers(address: str) -> None:
 def other_nodes(ray: Any) -> list[str]:
     """Ray's ids of the cluster's nodes beside this one.
 
-    A node that was just lost is left out: Ray calls it alive for another quarter of a minute, and an actor that is started
-    there waits for so long, and dies.
+    A node that cannot be reached is left out with a warning: after a loss Ray calls it alive for another quarter of a minute,
+    and an actor that is started there waits for so long, and dies.
     """
     here = ray.get_runtime_context().get_node_id()
     nodes = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
     with ThreadPoolExecutor(REACHED_AT_ONCE) as pool:
-        listen = pool.map(lambda node: _listens(node["NodeManagerAddress"], node["NodeManagerPort"]), nodes)
-        return sorted(node["NodeID"] for node, listens in zip(nodes, listen, strict=True) if listens)
+        listen = list(pool.map(lambda node: _listens(node["NodeManagerAddress"], node["NodeManagerPort"]), nodes))
+    for node, listens in zip(nodes, listen, strict=True):
+        if not listens:
+            log.warning(
+                "Ray's node %s is left out: nothing accepts connections at %s:%d, the address of its raylet",
+                node["NodeManagerHostname"],
+                node["NodeManagerAddress"],
+                node["NodeManagerPort"],
+            )
+    return sorted(node["NodeID"] for node, listens in zip(nodes, listen, strict=True) if listens)
 
 
 def _listens(host: str, port: int) -> bool:
