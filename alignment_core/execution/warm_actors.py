@@ -311,7 +311,8 @@ class WarmActors:
 
 
 def _lost_a_node(group: ActorGroup[Any]) -> bool:
-    """Whether warm actors of a cluster died with their node while no stage used them. It is no restart of the next stage."""
+    """Whether warm actors of a cluster died with their node while no stage used them. Replacing them does not count
+    as a restart."""
     return not ray_cluster.is_private() and not group.is_whole()
 
 

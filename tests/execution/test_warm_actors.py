@@ -73,13 +73,19 @@ class Group:
 
     size = 1
 
-    def __init__(self) -> None:
+    def __init__(self, whole: bool = True) -> None:
+        self.whole = whole
+        self.killed = False
         self.requests: list[EngineRequest] = []
 
     def make(self, _factory: str, arguments: list[dict[str, Any]]) -> None:
         self.requests += [of_actor["request"] for of_actor in arguments]
 
-    def kill(self) -> None: ...
+    def is_whole(self) -> bool:
+        return self.whole
+
+    def kill(self) -> None:
+        self.killed = True
 
 
 @pytest.mark.parametrize(
@@ -112,3 +118,28 @@ def test_groups_on_a_cluster_start_on_the_nodes_that_live_then(tmp_path: Path, m
     nodes.remove("second")
     assert [place.node for place in actors.layout.places["engines"]] == ["here", "third", "here"]
     assert [place.node for place in actors.layout.places["policy"]] == ["here", "third"]
+
+
+@pytest.mark.parametrize(
+    ("address", "whole", "replaced"),
+    [("10.0.0.1:6379", False, True), ("10.0.0.1:6379", True, False), ("", False, False)],
+    ids=["lost", "whole", "one machine"],
+)
+def test_warm_groups_of_a_cluster_that_lost_a_node_are_replaced(
+    address: str, whole: bool, replaced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one machine, where an actor that died ended its stage, nothing is asked."""
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    actors = WarmActors(ResourcesConfig(), tmp_path)
+    request = EngineRequest(Model(write(tmp_path, {"dtype": "bfloat16"}), POLICY), 64)
+    trainers, engines, started = Group(whole), Group(whole), Group()
+    monkeypatch.setattr(actors, "_device", CPU)
+    monkeypatch.setattr(actors, "learners", {"policy": trainers})
+    monkeypatch.setattr(actors, "engines", engines)
+    monkeypatch.setattr(actors, "_engines_shape", shape_of(request, CPU))
+    monkeypatch.setattr(actors, "_start_learners", lambda _: started)
+    monkeypatch.setattr(actors, "_engine_actors", lambda: started)
+    used = [actors.ready_trainers(), actors.ready_engines(request)]
+    assert used == ([started, started] if replaced else [trainers, engines])
+    assert [trainers.killed, engines.killed] == [replaced, replaced]
+    assert started.requests == ([request] if replaced else [])
