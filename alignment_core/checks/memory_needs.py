@@ -17,6 +17,8 @@ HOST_BYTES, TRAINER_BYTES, ENGINE_BYTES = int(0.4 * GIB), int(0.3 * GIB), int(0.
 """Least memory of processes before they load a model."""
 GRADIENT_AND_MOMENTS = {"adamw": 12, "adamw_8bit": 6, "paged_adamw_8bit": 6}
 """Bytes for a parameter, once for all trainers: its gradient in fp32 and Adam's two moments in fp32 or 8 bits."""
+DELTA_BYTES = 2
+"""Bytes for a parameter of a copy of the last update; the first trainer and each worker of an engine keep one for deltas."""
 SAMPLING_DTYPE = "bfloat16"
 """Float type of an engine whose policy is not trained meanwhile: the smaller one of those that it may be stored in."""
 
@@ -71,6 +73,8 @@ def _of_stage(config: Any, count: int, device: Device, resources: ResourcesConfi
         dtype = sampling.dtype or SAMPLING_DTYPE
         cache = _cache(shape, sampling.generation.max_completion_length, dtype, resources, engines)
         needed += engines * (ENGINE_BYTES + number_bytes_of(dtype) * count + cache)
+    if training is not None and sampling is not None and resources.weight_update_mode == "delta":
+        needed += DELTA_BYTES * count * (1 + engines * resources.tensor_parallel_size)
     return needed + HOST_BYTES if needed else 0
 
 

@@ -86,13 +86,16 @@ def test_a_policy_that_is_trained_in_fp32_is_sampled_in_fp32() -> None:
     resources = ResourcesConfig(device="cpu", trainers=1, engines=1)
     processes = int(0.3 * GIB) + int(0.5 * GIB) + int(0.4 * GIB)
 
-    def needed(bf16: bool) -> int:
+    def needed(bf16: bool, resources: ResourcesConfig = resources) -> int:
         section = {"prompts": {"task": "first"}, "rewards": [{"verifier": "task"}], "training": {"bf16": bf16}}
         stage = PlannedStage("rl", "rl", RlStageConfig(section=RlConfig.model_validate(section)), {}, "runs")
         return bytes_needed([stage], 10**9, resources)
 
     assert needed(bf16=False) == 20 * 10**9 + processes
     assert needed(bf16=True) == 16 * 10**9 + processes
+    full = ResourcesConfig(device="cpu", trainers=1, engines=2, tensor_parallel_size=2)
+    deltas = full.model_copy(update={"weight_update_mode": "delta"})
+    assert needed(True, deltas) - needed(True, full) == 10 * 10**9, "2 bytes in the trainer and in each of four workers"
 
 
 def test_stages_on_gpus_or_a_cluster_are_not_compared_with_this_machines_memory(
