@@ -122,6 +122,7 @@ class Engine:
         self._logit_bias = never_sampled(shape) or None
         self.policy = str(policy.reference)
         self._tokenizer = policy.tokenizer
+        self._max_model_len = max_model_len
         self._resources = resources
         self._own_gpu = device.kind == "cuda" and resources.tensor_parallel_size == 1
         self._updates = 0
