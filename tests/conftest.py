@@ -59,7 +59,7 @@ WARM = {"machines": ("machines: Any", "run: RunRl"), "services": ("services: Ser
 """Slow fixtures that serve many files, and how tests request them: a single worker runs all of these files."""
 
 WARM_AT_ONCE = 4
-"""Settings whose actors stay warm."""
+"""Number of settings whose actors stay warm."""
 
 
 @functools.cache
@@ -241,8 +241,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 
 @pytest.fixture(scope="session")
 def machines() -> Iterator[Machines]:
-    """Warm machines with so many trainer ranks, all over one Ray; actors start when a test first asks for them, and end when
-    others were asked for since (each has half a gigabyte); they start again in a test that keeps the machines."""
+    """Warm machines with so many trainer ranks, all over one Ray; actors start when a test first needs them, and are ended
+    once four other settings were used more recently (each actor takes half a gigabyte); a test that keeps the machines starts
+    them again."""
     temporary = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # a short path, for Ray's sockets
     machines_of: dict[str, WarmMachines] = {}
     usual = {
@@ -257,12 +258,12 @@ def machines() -> Iterator[Machines]:
     def of_world(world: int, **resources: Any) -> WarmMachines:
         config = ResourcesConfig(**{**usual, "trainers": world, **resources})
         name = config.model_dump_json()
-        asked = machines_of.pop(name) if name in machines_of else WarmMachines(config, temporary)
-        machines_of[name] = asked  # the last
+        requested = machines_of.pop(name) if name in machines_of else WarmMachines(config, temporary)
+        machines_of[name] = requested  # the last
         for machines in list(machines_of.values())[:-WARM_AT_ONCE]:
             if machines.actors.ray is not None:
                 machines.actors.end_actors()
-        return asked
+        return requested
 
     yield of_world
     connected = [machines for machines in machines_of.values() if machines.actors.ray is not None]

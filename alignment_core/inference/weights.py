@@ -91,7 +91,7 @@ class WeightUpdate:
         self.receiver = Receiver(channel, address)
 
     def close_channel(self) -> None:
-        """Close the channel, if one is open, and forget the weights that patches were for."""
+        """Close the channel, if one is open, and drop the copy that deltas apply to."""
         self.delta_decoder = None
         if self.receiver is not None:
             self.receiver.close()

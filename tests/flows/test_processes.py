@@ -110,7 +110,6 @@ def _below(process: psutil.Process, folder: Path) -> bool:
         return False
 
 
-@pytest.mark.exhaustive
 def test_a_run_joins_the_cluster_at_ray_address_and_leaves_it_running(
     align: Align, recipe: Path, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

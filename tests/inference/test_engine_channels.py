@@ -136,7 +136,7 @@ def test_each_update_gives_its_own_log_probabilities(
             assert difference(engines, models["a" if name == "b" else "b"]) > 1e-3
 
 
-@pytest.mark.parametrize(("kind", "shards"), matrix(KINDS, [1, 2], usual=[("broadcast", 1)]))
+@pytest.mark.parametrize(("kind", "shards"), matrix(KINDS, [1, 2], usual=[("ray", 1)]))
 def test_patches_give_the_log_probabilities_of_full_updates(
     kind: str,
     shards: int,
