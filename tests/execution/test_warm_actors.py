@@ -128,7 +128,7 @@ def test_groups_on_a_cluster_start_on_the_nodes_that_live_then(tmp_path: Path, m
 def test_warm_groups_of_a_cluster_that_lost_a_node_are_replaced(
     address: str, whole: bool, replaced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On one machine, where an actor that died ended its stage, nothing is asked."""
+    """On one machine, where an actor that died ended its stage, groups are not checked."""
     monkeypatch.setenv("RAY_ADDRESS", address)
     actors = WarmActors(ResourcesConfig(), tmp_path)
     request = EngineRequest(Model(write(tmp_path, {"dtype": "bfloat16"}), POLICY), 64)
@@ -139,7 +139,7 @@ def test_warm_groups_of_a_cluster_that_lost_a_node_are_replaced(
     monkeypatch.setattr(actors, "_engines_shape", shape_of(request, CPU))
     monkeypatch.setattr(actors, "_start_learners", lambda _: started)
     monkeypatch.setattr(actors, "_engine_actors", lambda: started)
-    used = [actors.ready_trainers(), actors.ready_engines(request)]
+    used: list[Any] = [actors.ready_trainers(), actors.ready_engines(request)]
     assert used == ([started, started] if replaced else [trainers, engines])
     assert [trainers.killed, engines.killed] == [replaced, replaced]
     assert started.requests == ([request] if replaced else [])
