@@ -98,7 +98,7 @@ class ImageDigests(ImageReader):
 
 def check_image(encoded: bytes) -> None:
     """Raise ValueError for the bytes of an image that is broken, too large, or of an unknown format."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     if len(encoded) > MOST_BYTES:
         raise ValueError(f"has more than {MOST_BYTES >> 20} MiB")
@@ -109,6 +109,7 @@ def check_image(encoded: bytes) -> None:
                 if image.width * image.height > MOST_PIXELS:
                     raise Image.DecompressionBombError
                 image.load()
+                ImageOps.exif_transpose(image, in_place=True)  # as models read it: broken metadata raise any error
     except UnidentifiedImageError:
         raise ValueError(f"is no image of the formats {', '.join(FORMATS)}") from None
     except Image.DecompressionBombError:
