@@ -17,6 +17,7 @@ from alignment_core.data.images import image_part, images_in_messages
 from alignment_core.data.kinds.preferences import KIND
 from alignment_core.data.pin import pin
 from alignment_core.data.statistics import Ledger as Statistics
+from alignment_core.errors import UserError
 from alignment_core.methods.nightly import NightlyRecipe
 from alignment_core.nights.inbox import Inbox, read_inbox
 from alignment_core.nights.ledger import Ledger
@@ -98,6 +99,22 @@ def test_a_model_of_text_reads_no_images(
     assert "only text is read here" in arrived.malformed[0]
     again = read_inbox([DataSource(path=str(inbox))], {arrived.rows[0].digest}, store)
     assert again.rows == [], "an unread column counts as it did"
+
+
+def test_a_model_that_cannot_be_inspected_is_no_fault_of_a_row(
+    store: Store, inbox: Path, drop: Callable[..., None], pictures: dict[str, Path]
+) -> None:
+    """And is asked for once."""
+    drop("a.jsonl", *(pair(number, images=["pictures/red.png"]) for number in range(3)))
+    calls = []
+
+    def unanswered() -> ImageReader:
+        calls.append(1)
+        raise UserError("model: the Hub does not answer")
+
+    with pytest.raises(UserError, match="the Hub does not answer"):
+        read_inbox([DataSource(path=str(inbox))], set(), store, unanswered)
+    assert len(calls) == 1
 
 
 @pytest.fixture
