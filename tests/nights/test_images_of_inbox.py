@@ -17,7 +17,7 @@ from alignment_core.data.images import image_part, images_in_messages
 from alignment_core.data.kinds.preferences import KIND
 from alignment_core.data.pin import pin
 from alignment_core.data.statistics import Ledger as Statistics
-from alignment_core.errors import UserError
+from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.methods.nightly import NightlyRecipe
 from alignment_core.nights.inbox import Inbox, read_inbox
 from alignment_core.nights.ledger import Ledger
@@ -122,6 +122,21 @@ def ledger(store: Store, recipe: Callable[..., NightlyRecipe], tmp_path: Path) -
     content = recipe().model_dump(mode="json", exclude_unset=True)
     model = {"name": str(tiny_qwen_vl(tmp_path / "model"))}
     return Ledger(store, NightlyRecipe.model_validate({**content, "model": model}))
+
+
+def test_rows_with_images_are_not_taken_while_the_model_cannot_be_inspected(
+    ledger: Ledger, drop: Callable[..., None], pictures: dict[str, Path], tmp_path: Path
+) -> None:
+    drop("a.jsonl", pair(1, images=["pictures/red.png"]))
+    config = tmp_path / "model" / "config.json"
+    content = config.read_text()
+    config.write_text("{")
+    with pytest.raises(EnvironmentFault, match=r"^model: .*config\.json, which says .* cannot be read now"):
+        ledger.claim("monday").__enter__()
+    config.write_text(content)
+    with ledger.claim("monday") as claim:
+        assert claim.night.batch is not None
+        assert (ledger.store.fetch(claim.night.batch) / "images").is_dir()
 
 
 def test_two_nights_take_rows_with_their_images(
