@@ -148,7 +148,9 @@ def _parsed(content: dict[str, Any], source: DataSource, reader: ImageReader | N
     """The columns of a row; those of its images by a ``reader`` of paths that begin at ``folder``."""
     format = formats.detect(content, source.format, source.columns, KIND)
     read = reader.of_row(lambda: str(folder)) if reader else None
-    pair = vars(KIND.formats[format].parse(Fields(content, source.columns, read)))
+    fields = Fields(content, source.columns, read)
+    pair = vars(KIND.formats[format].parse(fields))
+    fields.check_images()
     return {name: value for name, value in pair.items() if value is not None}
 
 

@@ -89,6 +89,16 @@ def test_equal_rows_with_other_images_are_two_rows(
     assert [row.where for row in rows] == ["monday/a.jsonl:1", "tuesday/a.jsonl:1"]
 
 
+def test_images_without_a_place_make_a_row_malformed(
+    read: Callable[..., Inbox], drop: Callable[..., None], pictures: dict[str, Path]
+) -> None:
+    """As in a data set."""
+    drop("a.jsonl", pair(1, prompt="<image>what?", images=["pictures/red.png", "pictures/blue.png"]))
+    arrived = read()
+    assert arrived.rows == []
+    assert arrived.malformed == ["a.jsonl:1: `images` has 2 images, and the messages have places for 1"]
+
+
 def test_a_model_of_text_reads_no_images(
     store: Store, inbox: Path, drop: Callable[..., None], pictures: dict[str, Path]
 ) -> None:
