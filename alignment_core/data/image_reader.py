@@ -41,18 +41,19 @@ class ImageReader:
         self._known: dict[str, str] = {}
         """Digests by path or address."""
 
-    def of_row(self, base: Callable[[], str | None]) -> RowImages:
-        """The reader of a row whose relative paths begin at ``base``, a folder or the address of one."""
-        return partial(self._read, base)
+    def of_row(self, base: Callable[[], str | None], only_below: bool = False) -> RowImages:
+        """The reader of a row whose relative paths begin at ``base``, a folder or the address of one; with ``only_below``, no
+        other paths are read, as never of rows at an address."""
+        return partial(self._read, base, only_below)
 
-    def _read(self, base: Callable[[], str | None], image: Any, name: str) -> str:
+    def _read(self, base: Callable[[], str | None], only_below: bool, image: Any, name: str) -> str:
         self.count += 1
         try:
-            return self._digest(image, base)
+            return self._digest(image, base, only_below)
         except ValueError as error:
             raise ValueError(f"`{name}` {error}") from None
 
-    def _digest(self, image: Any, base: Callable[[], str | None]) -> str:
+    def _digest(self, image: Any, base: Callable[[], str | None], only_below: bool) -> str:
         if isinstance(image, Mapping):  # of the feature `Image` of `datasets`
             image = image["bytes"] if image.get("bytes") is not None else image.get("path")
         if isinstance(image, bytes):
@@ -63,7 +64,7 @@ class ImageReader:
             )
         if image.startswith("data:"):
             return self._kept(_of_data_url(image))
-        place = _place(image, base)
+        place = _place(image, base, only_below)
         if place not in self._known:
             self._known[place] = self._kept(self._content(place, image))
         return self._known[place]
@@ -129,7 +130,7 @@ def data_url(path: Path) -> str:
     return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
-def _place(image: str, base: Callable[[], str | None]) -> str:
+def _place(image: str, base: Callable[[], str | None], only_below: bool) -> str:
     """The path or address of an image. Raises ValueError for one that these rows may not name: rows that come from elsewhere
     do not decide which files of this machine are read."""
     folder = base()
@@ -142,17 +143,17 @@ def _place(image: str, base: Callable[[], str | None]) -> str:
         return image
     if digest := digest_in(image):
         image = f"{FOLDER}/{digest}"
-    if Path(image).is_absolute() and not (folder and is_address(folder)):
+    at_address = folder is not None and is_address(folder)
+    if (at_address or only_below) and (image.startswith("/") or ".." in image.split("/")):
+        rows = "at an address" if at_address else "of the store"
+        raise ValueError(f"is the path {image!r}: rows {rows} name images below their own folder")
+    if Path(image).is_absolute():
         if folder is None and not _is_downloaded(Path(image)):
             raise ValueError(f"is the path {image!r}, and these rows are in no folder: give its address or its bytes")
         return image
     if folder is None:
         raise ValueError(f"is the path {image!r}, and these rows are in no folder: give its address or its bytes")
-    if not is_address(folder):
-        return str(Path(folder, image))
-    if image.startswith("/") or ".." in image.split("/"):
-        raise ValueError(f"is the path {image!r}: rows at an address name images below their own folder")
-    return f"{folder}/{image}"
+    return f"{folder}/{image}" if at_address else str(Path(folder, image))
 
 
 def _is_downloaded(path: Path) -> bool:

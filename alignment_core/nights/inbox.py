@@ -147,7 +147,8 @@ def _has_images(content: dict[str, Any] | str, columns: Mapping[str, str]) -> bo
 def _parsed(content: dict[str, Any], source: DataSource, reader: ImageReader | None, folder: Path) -> dict[str, Any]:
     """The columns of a row; those of its images by a ``reader`` of paths that begin at ``folder``."""
     format = formats.detect(content, source.format, source.columns, KIND)
-    read = reader.of_row(lambda: str(folder)) if reader else None
+    of_store = str(source.path).startswith(STORE)  # published by others, who choose no files of this machine
+    read = reader.of_row(lambda: str(folder), only_below=of_store) if reader else None
     fields = Fields(content, source.columns, read)
     pair = vars(KIND.formats[format].parse(fields))
     fields.check_images()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,21 @@ def test_images_without_a_place_make_a_row_malformed(
     arrived = read()
     assert arrived.rows == []
     assert arrived.malformed == ["a.jsonl:1: `images` has 2 images, and the messages have places for 1"]
+
+
+def test_rows_of_the_store_name_images_of_their_own_artifact(
+    read: Callable[..., Inbox], store: Store, pictures: dict[str, Path], tmp_path: Path
+) -> None:
+    write_images(tmp_path / "rows")
+    names = ["red.png", str(pictures["red"]), "../inbox/pictures/red.png"]
+    lines = [json.dumps(pair(number, images=[name])) + "\n" for number, name in enumerate(names)]
+    (tmp_path / "rows" / "a.jsonl").write_text("".join(lines))
+    store.tags.move("preferences/monday", store.publish(tmp_path / "rows", "rows"), expected=None, reason="export")
+    arrived = read("store:preferences/")
+    assert [row.pair["prompt"][0]["content"][1]["text"] for row in arrived.rows] == ["prompt 0"]
+    assert [line.rpartition(": ")[2] for line in arrived.malformed] == [
+        "rows of the store name images below their own folder"
+    ] * 2
 
 
 def test_a_model_of_text_reads_no_images(
