@@ -70,7 +70,7 @@ class ImageReader:
         return self._known[place]
 
     def _content(self, place: str, image: str) -> bytes:
-        return _at_address(place) if is_address(place) else _of_file(place, image)
+        return _at_address(place) if is_address(place) else content_of_file(place, image)
 
     def _kept(self, encoded: bytes) -> str:
         digest = hashlib.sha256(encoded).hexdigest()
@@ -165,7 +165,9 @@ def _is_downloaded(path: Path) -> bool:
     return any(path.resolve().is_relative_to(Path(folder).resolve()) for folder in folders)
 
 
-def _of_file(path: str, named: str) -> bytes:
+def content_of_file(path: str, named: str) -> bytes:
+    """The bytes of a regular file, which a row calls ``named``. Raises ValueError for one that is not there, cannot be read or
+    is too large, and EnvironmentFault, Unavailable or StoreError where this machine fails."""
     file = Path(path)
     try:
         status = file.stat()
