@@ -87,6 +87,30 @@ def tiny_qwen_vl(folder: Path, seed: int = 0, hidden_size: int = 64) -> Path:
     return folder
 
 
+def tiny_qwen2_vl(folder: Path) -> Path:
+    """A Qwen2-VL model, with images as :func:`tiny_qwen_vl` has them."""
+    tokenizer = _tokenizer(QWEN_IMAGE, "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+    ids = tokenizer.convert_tokens_to_ids
+    config = transformers.Qwen2VLConfig(
+        text_config={
+            **_text(tokenizer, 64),
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]},
+        },
+        vision_config={"depth": 2, "embed_dim": 64, "hidden_size": 64, "mlp_ratio": 2, "num_heads": 2, **WIDE},
+        image_token_id=ids("<|image_pad|>"),
+        video_token_id=ids("<|video_pad|>"),
+        vision_start_token_id=ids("<|vision_start|>"),
+        vision_end_token_id=ids("<|vision_end|>"),
+        tie_word_embeddings=False,
+    )
+    _write(config, tokenizer, folder, seed=0)
+    images = transformers.Qwen2VLImageProcessorPil(
+        size={"shortest_edge": SIDE * SIDE, "longest_edge": 16 * SIDE * SIDE}
+    )
+    _write_processor(images, "Qwen2VLProcessor", "Qwen2VLImageProcessor", folder)
+    return folder
+
+
 def tiny_llava(folder: Path, seed: int = 0, hidden_size: int = 64) -> Path:
     """A LLaVA model of CLIP and Llama; an image is cut to 28×28 pixels, which are four tokens."""
     tokenizer = _tokenizer(LLAVA_IMAGE, LLAVA_IMAGE)

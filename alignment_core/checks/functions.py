@@ -27,6 +27,9 @@ SHOWN = 60
 USUAL: float = RewardConfig.model_fields["max_failed"].default
 """With a higher `max_failed`, a function may be meant to refuse made-up completions."""
 
+NOT_CALLED = object()
+"""In the place of a row's answer."""
+
 
 @dataclass(frozen=True)
 class Called:
@@ -37,7 +40,7 @@ class Called:
     max_failed: float
     """Fraction of the completions for which it may fail."""
     trial: Callable[[Rows, float], Answers]
-    """Call it with a timeout in seconds; result or failure per row."""
+    """Call it with a timeout in seconds; result or failure per row, or :data:`NOT_CALLED`."""
 
     def problem(self, rows: Rows, timeout: float) -> str | None:
         """A sentence if it cannot be loaded or fails on all ``rows``. Raises EnvironmentFault if this machine cannot run it."""
@@ -45,6 +48,8 @@ class Called:
         try:
             with closing(self.trial(rows, timeout)) as answers:
                 for row, answer in zip(rows, answers, strict=False):
+                    if answer is NOT_CALLED:
+                        continue
                     if not isinstance(answer, Failed):
                         return None
                     prompt = f"for the prompt {row['prompt_text'][:SHOWN]!r} of {row['source']}"
@@ -89,13 +94,18 @@ def _reward(reward: RewardConfig, opening: Opening, generations: int) -> Any:
 
 
 def _environment(config: EnvironmentConfig, resources: ResourcesConfig) -> Any:
+    """An episode for each row without images, whose files are gone by now; if all have some, the class is only loaded."""
+
     def trial(rows: Rows, timeout: float) -> Answers:
         loading = resources.reward_load_timeout_seconds
         process = FunctionProcess(ACT, timeout, environment_calls.FIELD, load_timeout=loading)
         with closing(process):
+            has_images = [bool(images_in_messages(as_given(row))) for row in rows]
+            if all(has_images):
+                _load(process, config)
             for number, row in enumerate(rows):
-                if images_in_messages(as_given(row)):  # whose files are gone by now
-                    yield None
+                if has_images[number]:
+                    yield NOT_CALLED
                     continue
                 reset = ["reset", str(number), config.name, None, config.options, row["prompt_text"], row["label"]]
                 for _, answer in process.answers([reset]):
@@ -104,3 +114,15 @@ def _environment(config: EnvironmentConfig, resources: ResourcesConfig) -> Any:
                     pass
 
     return trial
+
+
+def _load(process: FunctionProcess, config: EnvironmentConfig) -> None:
+    """Raise UserError for an environment that cannot be loaded."""
+    for _, answer in process.answers([["content", config.name, environment_calls.FIELD, config.options]]):
+        problem = (
+            f"{environment_calls.FIELD}: {config.name} {answer}"
+            if isinstance(answer, Failed)
+            else answer.get("problem")
+        )
+        if problem:
+            raise UserError(problem)

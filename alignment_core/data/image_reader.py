@@ -41,18 +41,19 @@ class ImageReader:
         self._known: dict[str, str] = {}
         """Digests by path or address."""
 
-    def of_row(self, base: Callable[[], str | None]) -> RowImages:
-        """The reader of a row whose relative paths begin at ``base``, a folder or the address of one."""
-        return partial(self._read, base)
+    def of_row(self, base: Callable[[], str | None], only_below: bool = False) -> RowImages:
+        """The reader of a row whose relative paths begin at ``base``, a folder or the address of one; with ``only_below``, no
+        other paths are read, as never of rows at an address."""
+        return partial(self._read, base, only_below)
 
-    def _read(self, base: Callable[[], str | None], image: Any, name: str) -> str:
+    def _read(self, base: Callable[[], str | None], only_below: bool, image: Any, name: str) -> str:
         self.count += 1
         try:
-            return self._digest(image, base)
+            return self._digest(image, base, only_below)
         except ValueError as error:
             raise ValueError(f"`{name}` {error}") from None
 
-    def _digest(self, image: Any, base: Callable[[], str | None]) -> str:
+    def _digest(self, image: Any, base: Callable[[], str | None], only_below: bool) -> str:
         if isinstance(image, Mapping):  # of the feature `Image` of `datasets`
             image = image["bytes"] if image.get("bytes") is not None else image.get("path")
         if isinstance(image, bytes):
@@ -63,13 +64,13 @@ class ImageReader:
             )
         if image.startswith("data:"):
             return self._kept(_of_data_url(image))
-        place = _place(image, base)
+        place = _place(image, base, only_below)
         if place not in self._known:
             self._known[place] = self._kept(self._content(place, image))
         return self._known[place]
 
     def _content(self, place: str, image: str) -> bytes:
-        return _at_address(place) if is_address(place) else _of_file(place, image)
+        return _at_address(place) if is_address(place) else content_of_file(place, image)
 
     def _kept(self, encoded: bytes) -> str:
         digest = hashlib.sha256(encoded).hexdigest()
@@ -98,7 +99,7 @@ class ImageDigests(ImageReader):
 
 def check_image(encoded: bytes) -> None:
     """Raise ValueError for the bytes of an image that is broken, too large, or of an unknown format."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     if len(encoded) > MOST_BYTES:
         raise ValueError(f"has more than {MOST_BYTES >> 20} MiB")
@@ -109,6 +110,7 @@ def check_image(encoded: bytes) -> None:
                 if image.width * image.height > MOST_PIXELS:
                     raise Image.DecompressionBombError
                 image.load()
+                ImageOps.exif_transpose(image, in_place=True)  # as models read it: broken metadata raise any error
     except UnidentifiedImageError:
         raise ValueError(f"is no image of the formats {', '.join(FORMATS)}") from None
     except Image.DecompressionBombError:
@@ -128,7 +130,7 @@ def data_url(path: Path) -> str:
     return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
-def _place(image: str, base: Callable[[], str | None]) -> str:
+def _place(image: str, base: Callable[[], str | None], only_below: bool) -> str:
     """The path or address of an image. Raises ValueError for one that these rows may not name: rows that come from elsewhere
     do not decide which files of this machine are read."""
     folder = base()
@@ -141,17 +143,17 @@ def _place(image: str, base: Callable[[], str | None]) -> str:
         return image
     if digest := digest_in(image):
         image = f"{FOLDER}/{digest}"
-    if Path(image).is_absolute() and not (folder and is_address(folder)):
+    at_address = folder is not None and is_address(folder)
+    if (at_address or only_below) and (image.startswith("/") or ".." in image.split("/")):
+        rows = "at an address" if at_address else "of the store"
+        raise ValueError(f"is the path {image!r}: rows {rows} name images below their own folder")
+    if Path(image).is_absolute():
         if folder is None and not _is_downloaded(Path(image)):
             raise ValueError(f"is the path {image!r}, and these rows are in no folder: give its address or its bytes")
         return image
     if folder is None:
         raise ValueError(f"is the path {image!r}, and these rows are in no folder: give its address or its bytes")
-    if not is_address(folder):
-        return str(Path(folder, image))
-    if image.startswith("/") or ".." in image.split("/"):
-        raise ValueError(f"is the path {image!r}: rows at an address name images below their own folder")
-    return f"{folder}/{image}"
+    return f"{folder}/{image}" if at_address else str(Path(folder, image))
 
 
 def _is_downloaded(path: Path) -> bool:
@@ -163,7 +165,9 @@ def _is_downloaded(path: Path) -> bool:
     return any(path.resolve().is_relative_to(Path(folder).resolve()) for folder in folders)
 
 
-def _of_file(path: str, named: str) -> bytes:
+def content_of_file(path: str, named: str) -> bytes:
+    """The bytes of a regular file, which a row calls ``named``. Raises ValueError for one that is not there, cannot be read or
+    is too large, and EnvironmentFault, Unavailable or StoreError where this machine fails."""
     file = Path(path)
     try:
         status = file.stat()

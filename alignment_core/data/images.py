@@ -11,8 +11,11 @@ import re
 import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from alignment_core.files import write_whole
 
 Messages = list[dict[str, Any]]
 FOLDER = "images"
@@ -94,4 +97,5 @@ def keep_images(digests: Iterable[str], source: Path, target: Path) -> None:
         with suppress(OSError):
             os.link(source / digest, target / digest)
             continue
-        shutil.copyfile(source / digest, target / digest)
+        with (source / digest).open("rb") as content:
+            write_whole(target / digest, partial(shutil.copyfileobj, content))

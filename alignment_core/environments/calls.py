@@ -47,7 +47,7 @@ async def reset(
     instance = _EPISODES[episode] = await called(_load(environment, FIELD), **options)
     observation = await called(instance.reset, prompt, label, **images_for(instance.reset, images))
     try:
-        return {"observation": None if observation is None else contents_of(observation)}
+        return {"observation": None if observation is None else await _contents(observation)}
     except TypeError as error:
         raise TypeError(f"`reset` returned {_shown(observation)}; {error}, or None") from None
 
@@ -68,7 +68,7 @@ async def step(episode: str, turn: dict[str, Any]) -> dict[str, Any]:
     done, observation = bool(answer.get("done", False)), answer.get("observation")
     if not (done or is_agent):
         try:
-            observation = contents_of(observation)
+            observation = await _contents(observation)
         except TypeError as error:
             raise TypeError(f"`step` returned {_shown(answer)}; {WANTED_OF_STEP} ({error})") from None
     reward = float(answer.get("reward", 0.0))
@@ -80,6 +80,11 @@ async def step(episode: str, turn: dict[str, Any]) -> dict[str, Any]:
         "done": done,
         "verify": answer.get("verify"),
     }
+
+
+async def _contents(observation: Any) -> Any:
+    """An observation for the sampler; reading and encoding its images blocks no other episode."""
+    return observation if isinstance(observation, str) else await called(contents_of, observation)
 
 
 def _shown(value: Any) -> str:

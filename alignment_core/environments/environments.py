@@ -33,7 +33,10 @@ from alignment_core.user_code.process import FunctionProcess
 
 VERIFIER = "rl.environment.options.verifier"
 ACT = "alignment_core.environments.calls:act"
-NO_IMAGES = "rl.environment.images: the policy reads text alone: choose an image-text model, or leave the field out"
+NO_IMAGES = (
+    "rl.environment.images: the policy reads text alone, or its folder has no processor_config.json or "
+    "preprocessor_config.json: choose an image-text model, add its processor's files, or leave the field out"
+)
 CONTENT_SECONDS = 60.0
 CUE = 16
 """Number of tokens before a turn in which the opening mark of a thought is searched."""

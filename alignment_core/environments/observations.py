@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from alignment_core.data.image_reader import MOST_BYTES, MOST_PIXELS, content_of_file
 from alignment_core.data.message_fields import named_image, names_image
 
 Content = str | list[dict[str, Any]]
@@ -17,10 +18,17 @@ Content = str | list[dict[str, Any]]
 WANTED = "a text, or a list with a text or a list of parts for each message, is needed"
 PARTS = "`content` must be a text, or a list of parts of the types text and image_url"
 
+PNG_MODES = ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")
+"""Modes of pictures of Pillow that a PNG file can have."""
+LONGEST_URL = 4 * MOST_BYTES // 3 + 1024
+"""Characters of a ``data:`` URL, which are four for three bytes."""
+LONGEST_PATH = 255
+"""Characters of a path that a message shows."""
+
 
 def contents_of(observation: Any) -> str | list[Content]:
     """An observation for the sampler: a text, or the content of each message. Parts that are in no list of their own are one
-    message. Raises TypeError for anything else, ValueError or OSError for an image that cannot be read."""
+    message. Raises TypeError for anything else, ValueError for an image that cannot be read."""
     if isinstance(observation, str):
         return observation
     if not isinstance(observation, list | tuple):
@@ -74,25 +82,47 @@ def _with_image(part: Mapping[str, Any], encode: Callable[[Any], str]) -> dict[s
 def _encoded(image: Any) -> str:
     """A ``data:`` URL of an image: a path, bytes, a picture of Pillow, or such a URL."""
     if isinstance(image, str) and image.startswith("data:"):
-        return image
-    if isinstance(image, str) and "://" in image:
+        return _data_url(image)
+    if isinstance(image, str) and "://" in image[:LONGEST_PATH]:
         raise ValueError(
-            f"the image {image!r} is an address; a path, bytes, a picture of Pillow or a data: URL is needed"
+            f"the image {image[:LONGEST_PATH]!r} is an address; a path, bytes, a picture of Pillow or a data: URL is needed"
         )
     if isinstance(image, str | Path):
-        image = Path(image).read_bytes()
-    elif hasattr(image, "save"):
-        file = io.BytesIO()
-        image.save(file, "PNG")
-        image = file.getvalue()
+        image = _of_path(str(image))
+    elif hasattr(image, "save") and hasattr(image, "mode"):
+        image = _of_picture(image)
     if not isinstance(image, bytes):
         raise ValueError(
             f"an image is a {type(image).__name__}; a path, bytes, a picture of Pillow or a data: URL is needed"
         )
+    if len(image) > MOST_BYTES:
+        raise ValueError(f"an image has more than {MOST_BYTES >> 20} MiB")
     return f"data:;base64,{base64.b64encode(image).decode()}"
+
+
+def _of_path(path: str) -> bytes:
+    try:
+        return content_of_file(path, path)
+    except ValueError as error:
+        if len(path) > LONGEST_PATH:
+            raise ValueError(
+                f"the image {path[:LONGEST_PATH]!r}… is no file; if this is base64, it needs `data:;base64,` before it"
+            ) from None
+        raise ValueError(f"the image {error}") from None
+
+
+def _of_picture(picture: Any) -> bytes:
+    """A picture of Pillow as a file."""
+    if picture.width * picture.height > MOST_PIXELS:
+        raise ValueError(f"an image has more than {MOST_PIXELS // 10**6} million pixels")
+    file = io.BytesIO()
+    (picture if picture.mode in PNG_MODES else picture.convert("RGB")).save(file, "PNG")
+    return file.getvalue()
 
 
 def _data_url(image: Any) -> str:
     if not isinstance(image, str) or not image.startswith("data:"):
         raise ValueError("an image of a request must be a data: URL")
+    if len(image) > LONGEST_URL:
+        raise ValueError(f"an image has more than {MOST_BYTES >> 20} MiB")
     return image

@@ -5,7 +5,8 @@ from __future__ import annotations
 import glob
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def read_inbox(
 
     A last line that is not finished is left for the next time. ``images`` gives the reader that keeps the images of new rows,
     None where the model reads text alone; it is called for rows that have some. A row whose image is missing or broken is
-    malformed. Raises UserError for a source that does not exist.
+    malformed. Raises UserError for a source that does not exist, and the errors of ``images``.
     """
     inbox, known, digests = Inbox(), set(seen), ImageDigests()
     for source in sources:
@@ -79,8 +80,10 @@ def read_inbox(
             for number, content in _rows(name, path, inbox.malformed, unfinished):
                 lines += 1
                 where = f"{name}:{number}"
+                # Outside of the try: that the model cannot be inspected now is no fault of a row.
+                reader = images() if _has_images(content, source.columns) else None
                 try:
-                    row = _read(content, where, source, known, path.parent, digests, images)
+                    row = _read(content, where, source, known, path.parent, digests, reader)
                 except (ValueError, RecursionError, UserError) as error:
                     inbox.malformed.append(f"{where}: {error}")
                     continue
@@ -120,13 +123,12 @@ def _read(
     known: Set[str],
     folder: Path,
     digests: ImageDigests,
-    images: Callable[[], ImageReader | None],
+    reader: ImageReader | None,
 ) -> InboxRow | None:
     """The row, or None if it is known. Raises ValueError or UserError with the problem of a malformed one."""
     if isinstance(content, str):
         raise ValueError(content)
     digest = digest_of(json.loads(json.dumps(content, default=str)))  # Parquet holds times and the like, too
-    reader = images() if names_images(content, source.columns) else None
     if reader is not None:  # equal names may stand for other images in other folders
         digest = digest_of([digest, _images_of(_parsed(content, source, digests, folder))])
     if digest in known:
@@ -135,11 +137,21 @@ def _read(
     return InboxRow(digest, where, pair, _images_of(pair))
 
 
+def _has_images(content: dict[str, Any] | str, columns: Mapping[str, str]) -> bool:
+    """Whether a row names an image; False for one that is nested too deeply, which is malformed."""
+    with suppress(RecursionError):
+        return not isinstance(content, str) and names_images(content, columns)
+    return False
+
+
 def _parsed(content: dict[str, Any], source: DataSource, reader: ImageReader | None, folder: Path) -> dict[str, Any]:
     """The columns of a row; those of its images by a ``reader`` of paths that begin at ``folder``."""
     format = formats.detect(content, source.format, source.columns, KIND)
-    read = reader.of_row(lambda: str(folder)) if reader else None
-    pair = vars(KIND.formats[format].parse(Fields(content, source.columns, read)))
+    of_store = str(source.path).startswith(STORE)  # published by others, who choose no files of this machine
+    read = reader.of_row(lambda: str(folder), only_below=of_store) if reader else None
+    fields = Fields(content, source.columns, read)
+    pair = vars(KIND.formats[format].parse(fields))
+    fields.check_images()
     return {name: value for name, value in pair.items() if value is not None}
 
 

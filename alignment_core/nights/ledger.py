@@ -30,7 +30,7 @@ from alignment_core.composition.plan import Plan
 from alignment_core.data.image_reader import ImageReader
 from alignment_core.data.images import FOLDER, keep_images
 from alignment_core.data.rows_file import ROWS
-from alignment_core.errors import AlignmentError, Conflict, NotFound, UserError
+from alignment_core.errors import AlignmentError, Conflict, EnvironmentFault, NotFound, UserError
 from alignment_core.journal import STOPPING_SECONDS
 from alignment_core.lineage import Graph
 from alignment_core.methods.nightly import NightlyRecipe
@@ -345,11 +345,17 @@ class Ledger(History):
         return lease is not None
 
     def _reads_images(self) -> bool:
-        """Whether the recipe's model, whose tokenizer prepares the rows, is an image-text model."""
+        """Whether the recipe's model, whose tokenizer prepares the rows, is an image-text model. Raises EnvironmentFault if its
+        config.json cannot be read now: rows that are taken as text once stay without their images."""
         plan = Plan(self.store, self.recipe.seed)
         with composing(plan):
             model: Any = steps.base_model("model", self.recipe.model)
-        return bool(shape_of(self.store, model).get("vision_config"))
+        if not (shape := shape_of(self.store, model)):
+            raise EnvironmentFault(
+                f"model: {self.recipe.model.name}: rows of the inbox have images, and the model's config.json, which says "
+                "whether it reads them, cannot be read now: try again once it can be"
+            )
+        return bool(shape.get("vision_config"))
 
     def _publish(self, inbox: Inbox, images: Path, draft: Night) -> Reference:
         """The rows and their images as an artifact, which is the same for the same rows."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.data.image_reader import data_url
-from alignment_core.data.images import mark, marks_in
+from alignment_core.data.images import images_in_messages, mark, marks_in
 from alignment_core.data.messages import as_given, in_words, tools_of
 from alignment_core.recipes.sections.pairwise_judge import JudgeSampling
 from alignment_core.user_code.errors import Failed
@@ -34,6 +34,16 @@ def conversation(row: Mapping[str, Any]) -> str:
     and the tools. Images have stand-ins, for :func:`with_images`."""
     given = as_given(row)
     return str(row["prompt_text"]) if given is None else in_words(given, tools_of(row), mark)
+
+
+def images_of_prompt(row: Mapping[str, Any]) -> tuple[Path, ...]:
+    """The images of a completion's prompt without those of observations, which are no part of the question to a judge; all of
+    the row where the prompt's messages are not known."""
+    images = tuple(row.get("images") or ())
+    if (given := as_given(row)) is None:
+        return images
+    by_digest = {image.name: image for image in images}
+    return tuple(by_digest[digest] for digest in images_in_messages(given) if digest in by_digest)
 
 
 def with_images(question: str, images: Sequence[Path]) -> str | list[dict[str, Any]]:

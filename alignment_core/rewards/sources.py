@@ -20,7 +20,8 @@ from alignment_core.rewards.results import SHOWN, Account, RewardResult
 
 log = logging.getLogger(__name__)
 NO_IMAGES = (
-    "it reads text, and prompts or observations have images: use an image-text reward model, a verifier or a function"
+    "it reads text, and prompts or observations have images: use an image-text reward model, a judge at an endpoint (`judge`, "
+    "which sees the images of prompts), a verifier or a function"
 )
 """Why a kind of reward that ``reads_text`` is refused."""
 

@@ -19,9 +19,18 @@ from alignment_core.files import write_whole
 from alignment_core.inference.http_server import served
 from alignment_core.recipes.sections.pairwise_judge import PairwiseJudgeConfig
 from alignment_core.rewards.endpoint import Endpoint
-from alignment_core.rewards.llm_judge import answer_of, conversation, filled, reads, request, text_in, with_images
+from alignment_core.rewards.llm_judge import (
+    answer_of,
+    conversation,
+    filled,
+    images_of_prompt,
+    reads,
+    request,
+    text_in,
+    with_images,
+)
 from alignment_core.rewards.results import Account, numbers
-from alignment_core.rollout.images import have_images, images_of, with_paths
+from alignment_core.rollout.images import have_images, with_paths
 from alignment_core.rollout.schemas import read_rollouts
 
 log = logging.getLogger(__name__)
@@ -119,7 +128,7 @@ def _question(prompt: dict[str, Any], first: dict[str, Any], second: dict[str, A
             "completion_b": second["completion_text"],
             "label": prompt["label"],
         },
-        "images": images_of(prompt),
+        "images": images_of_prompt(prompt),
     }
 
 

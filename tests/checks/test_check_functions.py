@@ -15,9 +15,11 @@ from alignment_core.checks import functions
 from alignment_core.checks.functions import called_by
 from alignment_core.checks.report import _functions
 from alignment_core.checks.rows import answers_to
+from alignment_core.data.images import image_part
 from alignment_core.execution.base import SamplingPlan
 from alignment_core.recipes import GenerationConfig, ResourcesConfig, parse_recipe
 from alignment_core.recipes.sections.rewards import CHOICE
+from alignment_core.recipes.sections.rl import EnvironmentConfig
 from alignment_core.rewards.base import kind_of
 from tests.checks.recipes import MODEL, look, questions, rl, sft
 
@@ -34,6 +36,15 @@ def silent(completions, **kwargs):
 
 def moody(rows):
     return [1 / 0 if "2?" not in row["prompt"] else 1.0 for row in rows]
+"""
+
+ENVIRONMENTS = """
+class Works:
+    pass
+
+class Breaks:
+    def reset(self, prompt, label):
+        1 / 0
 """
 
 
@@ -133,3 +144,27 @@ def test_the_row_reader_finds_malformed_rows_without_loading_transformers_or_fun
     ).stdout.splitlines()
     assert "rows.jsonl:1: is not valid JSON" in process[0]
     assert process[1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("Works", None),
+        ("Missing", "rl.environment.name: FILE has no 'Missing'"),
+        (
+            "Breaks",
+            "rl.environment.name: FILE:Breaks failed: ZeroDivisionError: division by zero (env.py, line 7), for",
+        ),
+    ],
+)
+def test_an_environment_is_loaded_also_if_prompts_have_images(tmp_path, name, sentence):
+    """It is called for a prompt without an image, behind one whose image is there no more."""
+    file = tmp_path / "env.py"
+    file.write_text(ENVIRONMENTS)
+    sampling = SamplingPlan(GenerationConfig(), environment=EnvironmentConfig(name=f"{file}:{name}"))
+    (environment,) = called_by({}, sampling, ResourcesConfig())
+    row = {"prompt_text": "?", "label": None, "source": "rows.jsonl:1"}
+    image = {**row, "messages": json.dumps([{"role": "user", "content": [image_part("0" * 64)]}])}
+    rows = [image, row] if name == "Breaks" else [image]
+    problem = environment.problem(rows, 10)
+    assert problem is None if sentence is None else problem.startswith(sentence.replace("FILE", str(file)))

@@ -7,8 +7,9 @@ import hashlib
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from alignment_core.data.image_reader import ImageReader
+from alignment_core.data.image_reader import ImageReader, check_image
 from alignment_core.errors import EnvironmentFault, StoreError, Unavailable
 from tests.conftest import fill
 from tests.images import write_images
@@ -85,3 +86,12 @@ def test_faults_of_the_machine_do_not_make_rows_malformed(
 def test_a_path_without_a_file_makes_its_row_malformed(image: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="`image` "):
         read(name, str(image.parent), tmp_path / "kept")
+
+
+@pytest.mark.parametrize("suffix", ["PNG", "WEBP"])
+def test_broken_metadata_makes_a_broken_image(tmp_path: Path, suffix: str) -> None:
+    """`transformers` gets the picture upright, so its orientation has to be readable."""
+    file = tmp_path / "picture"
+    Image.new("RGB", (28, 28)).save(file, suffix, exif=b"Exif\0\0garbage!")
+    with pytest.raises(ValueError, match="is a broken image"):
+        check_image(file.read_bytes())

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
+import os
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -529,3 +532,25 @@ def test_prompts_of_an_evaluation_have_the_tokens_of_each_policys_processor(
         renderer = Renderer(load_tokenizer(models(name)), images=tokens)
         rendered, warnings = in_own_template(data.train.to_pylist(), renderer, False, name)
         assert (rendered, warnings) == (built(rows, "prompts", name).train.to_pylist(), [])
+
+
+def test_an_image_that_is_copied_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the file system has no links; a later call would take a file that is cut short for the image."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / ("0" * 64)).write_bytes(b"image")
+
+    def without_links(*_: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    def cut_short(_source: Any, target: Any) -> None:
+        target.write(b"im")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "link", without_links)  # neither fault can be had on demand
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfileobj", cut_short)
+        with pytest.raises(KeyboardInterrupt):
+            keep_images(["0" * 64], tmp_path / "a", tmp_path / "b")
+    assert not (tmp_path / "b" / ("0" * 64)).exists()
+    keep_images(["0" * 64], tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b" / ("0" * 64)).read_bytes() == b"image"

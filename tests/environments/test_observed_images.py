@@ -5,16 +5,20 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from alignment_core.data.image_reader import check_image
 from alignment_core.data.image_tokens import tokens_of_images
 from alignment_core.data.images import image_part
 from alignment_core.data.template import Renderer
+from alignment_core.environments import observations
 from alignment_core.environments.environments import Environments
 from alignment_core.environments.episode import Episode
 from alignment_core.environments.observations import content_of_request, contents_of
@@ -236,7 +240,7 @@ def test_images_need_the_field_and_a_prompt_that_is_whole(scene: Scene) -> None:
             [[{"type": "image", "image": "data:;base64,AAAA"}]],
             "cannot be rendered: `messages[0].content[0]` is no image",
         ),
-        ([[{"type": "image", "image": "missing.png"}]], "No such file"),
+        ([[{"type": "image", "image": "missing.png"}]], "there is no such file"),
         ([[{"type": "image", "image": "https://example.org/a.png"}]], "is an address"),
         ("a <|image_pad|>", "returned a text with a token that stands for an image"),
         ([3], "needed"),
@@ -264,6 +268,32 @@ def test_contents_of_observations() -> None:
             contents_of(wrong)
     with pytest.raises(ValueError, match="has no `text`; only text and images"):
         contents_of([{"type": "video", "video": "a.mp4"}])
+
+
+def test_images_of_observations_are_bounded_and_regular_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is encoded that the sampler would refuse, and no pipe is waited for."""
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr(observations, "MOST_BYTES", 10)
+    monkeypatch.setattr(observations, "LONGEST_URL", 100)
+    url = "data:;base64," + "A" * 100
+    for image, says in [
+        (str(tmp_path / "pipe"), "there is no such file"),
+        ("/dev/zero", "there is no such file"),
+        (b"0" * 11, "an image has more than"),
+        (url, "an image has more than"),
+        ("A" * 10**6, "is no file; if this is base64, it needs `data:;base64,`"),
+    ]:
+        with pytest.raises(ValueError, match=says) as error:
+            contents_of([{"type": "image", "image": image}])
+        assert len(str(error.value)) < 500
+    with pytest.raises(ValueError, match="an image has more than"):
+        content_of_request([{"type": "image_url", "image_url": {"url": url}}])
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "F"])
+def test_pictures_of_any_mode_are_encoded(mode: str) -> None:
+    ((part,),) = contents_of([{"type": "image", "image": Image.new(mode, (2, 2))}])
+    check_image(base64.b64decode(part["image"].partition(",")[2]))
 
 
 def test_contents_of_requests() -> None:

@@ -34,6 +34,7 @@ from tests.images import (
     QWEN_IMAGE,
     tiny_gemma3,
     tiny_llava,
+    tiny_qwen2_vl,
     tiny_qwen3,
     tiny_qwen_vl,
     write_images,
@@ -63,6 +64,7 @@ def _qwen3_5(folder: Path) -> Path:
 
 
 MORE: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "qwen2_vl": (tiny_qwen2_vl, QWEN_IMAGE),
     "qwen3_vl": (_qwen3_vl, QWEN_IMAGE),
     "qwen3_5": (_qwen3_5, QWEN_IMAGE),
     "gemma3": (tiny_gemma3, GEMMA_IMAGE),

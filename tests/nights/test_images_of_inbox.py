@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from alignment_core.data.images import image_part, images_in_messages
 from alignment_core.data.kinds.preferences import KIND
 from alignment_core.data.pin import pin
 from alignment_core.data.statistics import Ledger as Statistics
+from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.methods.nightly import NightlyRecipe
 from alignment_core.nights.inbox import Inbox, read_inbox
 from alignment_core.nights.ledger import Ledger
@@ -88,6 +90,31 @@ def test_equal_rows_with_other_images_are_two_rows(
     assert [row.where for row in rows] == ["monday/a.jsonl:1", "tuesday/a.jsonl:1"]
 
 
+def test_images_without_a_place_make_a_row_malformed(
+    read: Callable[..., Inbox], drop: Callable[..., None], pictures: dict[str, Path]
+) -> None:
+    """As in a data set."""
+    drop("a.jsonl", pair(1, prompt="<image>what?", images=["pictures/red.png", "pictures/blue.png"]))
+    arrived = read()
+    assert arrived.rows == []
+    assert arrived.malformed == ["a.jsonl:1: `images` has 2 images, and the messages have places for 1"]
+
+
+def test_rows_of_the_store_name_images_of_their_own_artifact(
+    read: Callable[..., Inbox], store: Store, pictures: dict[str, Path], tmp_path: Path
+) -> None:
+    write_images(tmp_path / "rows")
+    names = ["red.png", str(pictures["red"]), "../inbox/pictures/red.png"]
+    lines = [json.dumps(pair(number, images=[name])) + "\n" for number, name in enumerate(names)]
+    (tmp_path / "rows" / "a.jsonl").write_text("".join(lines))
+    store.tags.move("preferences/monday", store.publish(tmp_path / "rows", "rows"), expected=None, reason="export")
+    arrived = read("store:preferences/")
+    assert [row.pair["prompt"][0]["content"][1]["text"] for row in arrived.rows] == ["prompt 0"]
+    assert [line.rpartition(": ")[2] for line in arrived.malformed] == [
+        "rows of the store name images below their own folder"
+    ] * 2
+
+
 def test_a_model_of_text_reads_no_images(
     store: Store, inbox: Path, drop: Callable[..., None], pictures: dict[str, Path]
 ) -> None:
@@ -100,11 +127,42 @@ def test_a_model_of_text_reads_no_images(
     assert again.rows == [], "an unread column counts as it did"
 
 
+def test_a_model_that_cannot_be_inspected_is_no_fault_of_a_row(
+    store: Store, inbox: Path, drop: Callable[..., None], pictures: dict[str, Path]
+) -> None:
+    """And is asked for once."""
+    drop("a.jsonl", *(pair(number, images=["pictures/red.png"]) for number in range(3)))
+    calls = []
+
+    def unanswered() -> ImageReader:
+        calls.append(1)
+        raise UserError("model: the Hub does not answer")
+
+    with pytest.raises(UserError, match="the Hub does not answer"):
+        read_inbox([DataSource(path=str(inbox))], set(), store, unanswered)
+    assert len(calls) == 1
+
+
 @pytest.fixture
 def ledger(store: Store, recipe: Callable[..., NightlyRecipe], tmp_path: Path) -> Ledger:
     content = recipe().model_dump(mode="json", exclude_unset=True)
     model = {"name": str(tiny_qwen_vl(tmp_path / "model"))}
     return Ledger(store, NightlyRecipe.model_validate({**content, "model": model}))
+
+
+def test_rows_with_images_are_not_taken_while_the_model_cannot_be_inspected(
+    ledger: Ledger, drop: Callable[..., None], pictures: dict[str, Path], tmp_path: Path
+) -> None:
+    drop("a.jsonl", pair(1, images=["pictures/red.png"]))
+    config = tmp_path / "model" / "config.json"
+    content = config.read_text()
+    config.write_text("{")
+    with pytest.raises(EnvironmentFault, match=r"^model: .*config\.json, which says .* cannot be read now"):
+        ledger.claim("monday").__enter__()
+    config.write_text(content)
+    with ledger.claim("monday") as claim:
+        assert claim.night.batch is not None
+        assert (ledger.store.fetch(claim.night.batch) / "images").is_dir()
 
 
 def test_two_nights_take_rows_with_their_images(

@@ -300,3 +300,20 @@ def test_a_judge_sees_images_in_their_places(serve: Any, tmp_path: Path) -> None
     ]
     sent = [request["messages"][0]["content"] for request in server.requests]
     assert sent == [[text[0], shown[0], text[1], shown[1], text[2]], [*shown, text[3]]]
+
+
+def test_a_judge_sees_no_images_of_observations(serve: Any, tmp_path: Path) -> None:
+    """They would stand before the question, as if they were the prompt's."""
+    files = []
+    for path in [*write_images(tmp_path).values()][:2]:
+        files.append(path.rename(tmp_path / hashlib.sha256(path.read_bytes()).hexdigest()))
+    prompt = [{"role": "user", "content": [image_part(files[0].name), {"type": "text", "text": "?"}]}]
+    server = serve(lambda _: completion("Score: 10"))
+    rows = [{**row("4", messages=messages), "images": tuple(files)} for messages in (prompt, CHAT)]
+    judged(server, rows, template="Q: {prompt} A: {completion}")
+    contents = [request["messages"][0]["content"] for request in server.requests]
+    plain, with_image = sorted(contents, key=lambda content: isinstance(content, list))
+    assert [part["type"] for part in with_image] == ["text", "image_url", "text"]
+    url = f"data:image/png;base64,{base64.b64encode(files[0].read_bytes()).decode()}"
+    assert with_image[1]["image_url"]["url"] == url
+    assert isinstance(plain, str)

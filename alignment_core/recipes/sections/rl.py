@@ -56,8 +56,8 @@ class EnvironmentConfig(Config):
     name: CodePath | None = None
     """Environment class, `module:Class` or `file.py:Class`. `reset(prompt, label)` returns text to append to the prompt, or
     None; `step(completion)` returns a dict with `observation` (a text, or a list of texts, one message each), `reward` and
-    `done`. Texts may be lists of parts with `images`. Both may be `async`; `close()` is called at the end if it exists.
-    `alignment_core.environments.tools:Tools` runs tools."""
+    `done`. With `images: true`, a list of parts may stand for a text, and some of them be images. Both may be `async`;
+    `close()` is called at the end if it exists. `alignment_core.environments.tools:Tools` runs tools."""
     agent: CodePath | None = unkeyed(None)
     """Agent function, `module:function` or `file.py:function`, optionally `async`: `agent(prompt, label, base_url,
     api_key)` queries the policy by `POST {base_url}/chat/completions`, as with OpenAI's API, and returns the episode's

@@ -18,6 +18,7 @@ from alignment_core.rewards.llm_judge import (
     conversation,
     expected,
     filled,
+    images_of_prompt,
     number_in,
     reads,
     request,
@@ -125,7 +126,7 @@ def asking(
     def asks(rows: Rows) -> dict[str, Any]:
         (row,) = rows
         values = {"prompt": conversation(row), "completion": row["completion_text"], "label": row["label"]}
-        question = with_images(filled(reward.template, values), tuple(row.get("images") or ()))
+        question = with_images(filled(reward.template, values), images_of_prompt(row))
         return request(model, question, reward, reward.verdicts is not None, stop_ids)
 
     places = [with_path(url, "chat/completions") for url in urls]
