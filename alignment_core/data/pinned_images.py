@@ -56,6 +56,11 @@ def columns_of_images(columns: Mapping[str, str]) -> tuple[str, ...]:
     return COLUMNS if named == COLUMNS[0] else (named,)
 
 
+def may_have_messages(name: str, columns: Mapping[str, str]) -> bool:
+    """Whether the column ``name`` may have messages with images; ``columns`` are those of the recipe by role."""
+    return _is_in(name, _Columns(columns).texts)
+
+
 def names_images(row: Mapping[str, Any], columns: Mapping[str, str]) -> bool:
     """Whether a row has an image: a path, an address, or bytes. ``columns`` are those of the recipe by role."""
     return any(isinstance(image, str | bytes | Mapping) and image for image in _Columns(columns).of_row(row))

@@ -41,6 +41,8 @@ class HeldOut:
     """The content of :func:`held_out_file`, if ``sources`` names it."""
     test_rows: int = 0
     """Instead of all these: number of rows that training itself holds out."""
+    not_copied: bool = False
+    """Whether it does so because the images of rows are in several folders."""
 
 
 def held_out_file(output: Path) -> Path:
@@ -65,7 +67,7 @@ def hold_out(eval_data: str | None, output: Path, data: rows.Rows, mapping: Colu
     if mapping.images:
         chosen = copied(chosen, mapping.columns, data, output.absolute().parent) or []
     if not evaluates or not chosen or _is_verdict(mapping, chosen[0]):
-        return HeldOut(test_rows=min(MOST_HELD_OUT, data.count // 10))
+        return HeldOut(test_rows=min(MOST_HELD_OUT, data.count // 10), not_copied=not chosen)
     sources = [{"path": held_out_file(output).name, **mapping.source_fields(chosen[0])}]
     return HeldOut(sources, _as_prompts(sources, mapping), chosen)
 

@@ -322,7 +322,7 @@ def _warnings(profile: Profile, start: Init) -> list[str]:
     held_out = profile.held_out
     if not start.evaluates or held_out.prompts or profile.mapping.kind == "documents":
         return warnings
-    if held_out.test_rows and profile.mapping.images:
+    if held_out.not_copied:
         warnings.append(
             "the policy is not evaluated, as rows with images in several folders are not copied: name rows with --eval-data"
         )

@@ -121,3 +121,38 @@ def test_copies_of_rows_name_the_same_images(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     jsonl(tmp_path / "other" / "rows.jsonl", [row])
     assert copied([row], {}, find(str(tmp_path / "*" / "rows.jsonl")), tmp_path) is None
+
+
+def test_copies_of_rows_change_nothing_but_images(tmp_path: Path) -> None:
+    """And paths begin at the folder of a link to a file, as where rows are read."""
+    parts = [{"type": "image_url", "image_url": {"url": "1.png", "detail": "auto"}}]
+    row = {
+        "messages": [{"role": "user", "content": parts}],
+        "images": [f"sha256:{'a' * 64}"],
+        "meta": {"image": "a caption"},
+    }
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "data").mkdir()
+    file = jsonl(tmp_path / "elsewhere" / "rows.jsonl", [row])
+    (tmp_path / "data" / "rows.jsonl").symlink_to(file)
+    copies = copied([row], {}, find(str(tmp_path / "data" / "rows.jsonl")), tmp_path)
+    assert copies == [
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "image_url", "image_url": {"url": "data/1.png", "detail": "auto"}}],
+                }
+            ],
+            "images": [f"data/images/{'a' * 64}"],
+            "meta": {"image": "a caption"},
+        }
+    ]
+
+
+def test_rows_with_verdicts_are_not_held_out_for_their_own_reason(model: Path, draft: Draft, tmp_path: Path) -> None:
+    write_images(tmp_path)
+    rows = [{"prompt": f"{n}?", "image": "red.png", "completion": f"red {n}", "label": n % 2 == 0} for n in range(40)]
+    warnings = draft(jsonl(tmp_path / "rows.jsonl", rows), model=str(model)).warnings
+    assert any("take the column `label` for a right answer" in text for text in warnings)
+    assert not any("in several folders" in text for text in warnings)
