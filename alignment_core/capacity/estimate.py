@@ -274,7 +274,8 @@ def _engines(
     utilization = resources.engine_memory
     role = memory.engine(cluster.model, cluster.hardware, shards, utilization, engines * shards)
     longest = (prompt + completion) * cluster.model.cache / shards
-    hardware, problems = cluster.hardware, []
+    hardware = cluster.hardware
+    problems: list[str] = []
     if not hardware.memory:  # a processor
         return engines, role, max_num_seqs_on_cpu(resources), problems
     in_cache = int(role.terms["cache"] // longest)

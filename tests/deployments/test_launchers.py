@@ -1,6 +1,6 @@
 """The files for containers, Kubernetes and Slurm: judged by their linters and schemas, and consistent with the project.
 
-No builder starts where these tests have to run, so the Dockerfile is read, and built as far as that needs none.
+The tests need no builder of images: the Dockerfile is read, and its steps run as far as that needs none.
 """
 
 from __future__ import annotations

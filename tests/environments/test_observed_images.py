@@ -292,7 +292,10 @@ def test_images_of_observations_are_bounded_and_regular_files(tmp_path: Path, mo
 
 @pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "F"])
 def test_pictures_of_any_mode_are_encoded(mode: str) -> None:
-    ((part,),) = contents_of([{"type": "image", "image": Image.new(mode, (2, 2))}])
+    contents = contents_of([{"type": "image", "image": Image.new(mode, (2, 2))}])
+    assert not isinstance(contents, str)
+    ((part,),) = contents
+    assert not isinstance(part, str)
     check_image(base64.b64decode(part["image"].partition(",")[2]))
 
 
