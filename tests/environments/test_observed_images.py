@@ -292,10 +292,9 @@ def test_images_of_observations_are_bounded_and_regular_files(tmp_path: Path, mo
 
 @pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "F"])
 def test_pictures_of_any_mode_are_encoded(mode: str) -> None:
-    contents = contents_of([{"type": "image", "image": Image.new(mode, (2, 2))}])
-    assert not isinstance(contents, str)
-    ((part,),) = contents
-    assert not isinstance(part, str)
+    content = contents_of([{"type": "image", "image": Image.new(mode, (2, 2))}])[0]
+    assert not isinstance(content, str)
+    (part,) = content
     check_image(base64.b64decode(part["image"].partition(",")[2]))
 
 
