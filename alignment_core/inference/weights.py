@@ -30,7 +30,9 @@ class WeightUpdate:
     receiver: Receiver | None = None
     """The open channel from the trainers."""
     delta_decoder: DeltaDecoder | None = None
-    """Puts whole tensors together, if buckets have patches."""
+    """Puts whole tensors together from buckets with patches."""
+    has_patches: bool
+    """Whether the buckets of the current update have patches."""
     wrappers: list[tuple[Any, str, Any]]
     """Layers that can have adapters, which are removed from the model during an update: (parent, name, layer)."""
 
@@ -54,6 +56,7 @@ class WeightUpdate:
         self.wrappers = _unwrapped(model)
         self.missing = {name for name, _ in model.named_parameters()}
         self.assembler = Assembler()
+        self.has_patches = False
         _pack_experts_again(model)
         with set_current_vllm_config(self.vllm_config):  # operators read the current configuration
             initialize_layerwise_reload(model)
@@ -62,13 +65,15 @@ class WeightUpdate:
         """Expect patches in the buckets of this update; returns the version of the last one that came so."""
         if self.delta_decoder is None:
             self.delta_decoder = DeltaDecoder()
+        self.has_patches = True
         return self.delta_decoder.begin()
 
     def load_bucket(self, bucket: Bucket) -> str | None:
         """Load some of the weights; a layer is replaced as soon as all of its weights are loaded. Failures: see
         :meth:`receive_weights`."""
         weights: Iterable[tuple[str, Any]] = from_bucket(self.assembler, bucket)
-        if self.delta_decoder is not None:
+        if self.has_patches:
+            assert self.delta_decoder is not None, "begin_delta makes it"
             weights = self.delta_decoder.decode(weights)
         try:
             self._load(weights)
