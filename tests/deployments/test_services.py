@@ -101,6 +101,7 @@ def test_the_password_of_the_database_is_written_nowhere(services: Services) -> 
     assert [path for path in files if PASSWORD.encode() in path.read_bytes()] == []
 
 
+@pytest.mark.exhaustive
 def test_the_default_database_is_sqlite_below_the_home(tmp_path: Path, migrated: Path) -> None:
     (tmp_path / "prefect").mkdir()
     shutil.copyfile(migrated, tmp_path / "prefect" / "prefect.db")

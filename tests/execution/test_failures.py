@@ -78,6 +78,7 @@ def test_training_survives_the_death_of_a_rank_and_ends_in_the_same_digest(
     assert killed.reference == whole.reference
 
 
+@pytest.mark.exhaustive
 def test_generation_survives_the_death_of_an_engine_and_keeps_its_finished_shards(
     machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
 ) -> None:

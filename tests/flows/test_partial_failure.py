@@ -197,6 +197,7 @@ COMPARISON: dict[str, Any] = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.exhaustive
 def test_the_variants_of_a_sweep_that_do_not_diverge_are_ranked_and_cached(align: Align, tmp_path: Path) -> None:
     file = tmp_path / "rates.json"
     file.write_text(json.dumps(RECIPE))

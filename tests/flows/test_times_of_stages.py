@@ -80,6 +80,7 @@ RECIPE: dict[str, Any] = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.exhaustive
 def test_every_stage_of_a_real_run_accounts_for_the_time_between_its_two_lines(tmp_path: Path) -> None:
     """The delay of messages to the console, some tenths of a second, is not counted."""
     file = tmp_path / "recipe.json"

@@ -20,6 +20,7 @@ def test_every_tutorial_runs_a_command_on_files_that_it_shows(page: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.exhaustive
 def test_every_command_of_the_shortest_tutorial_runs(tmp_path: Path, migrated: Path) -> None:
     (tmp_path / "home" / "prefect").mkdir(parents=True)
     shutil.copyfile(migrated, tmp_path / "home" / "prefect" / "prefect.db")

@@ -59,6 +59,7 @@ checkpoints.newest_progress = slow
 """The call comes before the ranks write, so that a save fails if the actors end during these seconds."""
 
 
+@pytest.mark.exhaustive
 def test_a_stop_waits_for_a_save_that_takes_longer_than_stop_seconds(
     tmp_path: Path, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from tests.models.test_attention import model_of
 Differences = dict[str, dict[str, float]]
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.exhaustive)])
 def differences(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Differences]:
     """By rank, of so many ranks."""
     world: int = request.param
@@ -43,6 +43,7 @@ def test_the_likeliest_tokens_are_those_of_one_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_each_rank_keeps_its_part_of_the_activations(tmp_path: Path) -> None:
     for kept in sequence_ranks.run(4, tmp_path, sequence_ranks.saved_bytes):
         print({size: f"{count / 1e6:.2f} MB" for size, count in kept.items()})

@@ -17,7 +17,7 @@ from tests.models import sequence_ranks, tensor_ranks
 Differences = dict[str, dict[str, float]]
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.exhaustive)])
 def differences(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Differences]:
     """By rank, of so many ranks."""
     world: int = request.param
@@ -41,6 +41,7 @@ def test_each_family_that_can_be_split_is_tested() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_engines_get_whole_weights(tmp_path: Path) -> None:
     first, second = sequence_ranks.run(2, tmp_path, tensor_ranks.streamed, 2)
     assert {*first.values()} == {0.0}

@@ -168,6 +168,7 @@ def test_the_garbage_collector_keeps_the_rows_of_every_night(ledger, drop):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_night_killed_at_any_point_loses_no_row_and_takes_none_twice(recipe, drop, tmp_path):
     drop("a.jsonl", pair(1), pair(2))
     for step in range(1, 200):

@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import TinyModel
 from tests.host.idle_flow import start_idle_flow
+from tests.matrix import matrix
 from tests.preloaded import spawn
 from tests.processes import processes_of, role_of, wait_until
 
@@ -22,7 +23,7 @@ ATTEMPTS = 4
 @pytest.mark.skipif(
     os.environ.get("ALIGN_TESTS_PRELOADED") == "0", reason="ALIGN_TESTS_PRELOADED=0: actors import for themselves"
 )
-@pytest.mark.parametrize("killed", ["fork", "launcher"])
+@pytest.mark.parametrize("killed", matrix(["fork", "launcher"], usual=["launcher"]))
 def test_the_fork_and_its_launcher_end_together(killed: str, tmp_path: Path, tiny_model: TinyModel) -> None:
     flow, home, pids = start_forked(tmp_path, tiny_model())
     try:

@@ -61,6 +61,7 @@ def server(real_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         assert process.wait(60) == 0
 
 
+@pytest.mark.exhaustive
 def test_a_chat_with_a_served_model_has_the_answers_of_transformers(
     server: dict[str, Any], answer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
