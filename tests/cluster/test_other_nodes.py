@@ -29,6 +29,7 @@ def test_a_node_that_ray_calls_alive_is_left_out_once_it_refuses_connections() -
             {
                 "NodeID": name,
                 "Alive": name != "dead",
+                "NodeManagerHostname": name,
                 "NodeManagerAddress": "127.0.0.1",
                 "NodeManagerPort": port,
             }

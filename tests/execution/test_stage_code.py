@@ -98,10 +98,11 @@ NOT_OF_THE_STAGE = {
     "generate": {"deepspeed", "datasets"},  # of code of models that training alone runs; rows are read already
     "reference_logps": {"deepspeed"},  # a group without training
     "judge_pairs": {
+        "datasets",
         "jinja2",
         "torch",
         "transformers",
-    },  # a served judge: torch counts devices; packages_used has the others
+    },  # rows and images are read already; a served judge: torch counts devices; packages_used has the others
     "lm_eval": {"lm_eval", "yaml"},  # the distribution is called lm-eval; the name of a file's task alone
     "score": {"deepspeed", "math_verify", "reasoning_gym"},  # a group without training; the verifier is in the config
     "select_best": {"jinja2"},  # the columns of texts alone
@@ -114,7 +115,12 @@ NOT_OF_THE_STAGE = {
         "torch",
         "transformers",
     },  # where the model is made from scratch: packages_used
-    "rl": {"jinja2", "math_verify", "reasoning_gym"},  # prompts are already rendered; the verifier is in the config
+    "rl": {
+        "datasets",
+        "jinja2",
+        "math_verify",
+        "reasoning_gym",
+    },  # prompts are already read and rendered; the verifier is in the config
     "process_reward_model": {"jinja2"},  # the tokens of verdicts alone
 }
 """Packages that a stage's modules import and that do not count for every call of it."""
