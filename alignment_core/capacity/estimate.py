@@ -11,6 +11,7 @@ from alignment_core.capacity.learners import Learner, learners_of, reward_actors
 from alignment_core.capacity.memory import Peak, Role
 from alignment_core.capacity.scoring import Scoring, scoring
 from alignment_core.capacity.workload import Reinforcement, Sampling, Training, Work, models_of
+from alignment_core.checks.memory_needs import DELTA_BYTES
 from alignment_core.checks.shapes import why_not_together
 from alignment_core.cluster.device import zero_stage
 from alignment_core.errors import EnvironmentFault
@@ -107,10 +108,10 @@ def _of_training(work: Training, resources: ResourcesConfig, cluster: Cluster) -
         roles.append(memory.frozen("reference", cluster.model, ranks, stage == 3, False, largest, shards))
     trained = trained_fraction(work.training)
     passes = Passes(cluster.timing, resources, ranks, stage, largest, recompute)
-    of_reference = passes.forward(tokens, context) * work.follows * (1 + work.passes)
+    forward = passes.forward(tokens, context)
     seconds = {
-        "reference": of_reference,
-        "logps": passes.forward(tokens, context) * work.passes,
+        "reference": forward * (1 + work.passes) if work.follows else 0.0,
+        "logps": forward * work.passes,
         "train": passes.training(tokens, context, trained),
         "optimiser": passes.optimiser(resources.offload_optimizer, trained),
     }
@@ -226,8 +227,8 @@ def _of_reinforcement(work: Reinforcement, resources: ResourcesConfig, cluster: 
         seconds = _overlapped(seconds)
     if resources.weight_update_mode == "delta":
         # A copy of the last update: in the policy's first rank, and in each worker of an engine.
-        copy = 2.0 * cluster.model.parameters
-        roles = [replace(role, host=role.host + copy * (role.name == "policy")) for role in roles]
+        copy = float(DELTA_BYTES * cluster.model.parameters)
+        roles = [replace(role, host=role.host + copy) if role.name == "policy" else role for role in roles]
         engine = replace(engine, host=copy)
     peaks = tuple(_peaks(learners, engine, rewards, resources, cluster, rests))
     counts = {

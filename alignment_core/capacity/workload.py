@@ -184,7 +184,7 @@ def _training(name: str, section: Any, training: TrainingConfig, rows: int | Non
     loss = getattr(section, "loss", None)
     follows = getattr(loss, "sync_ref_model", None) is not None
     compares = name in WITH_REFERENCE and getattr(loss, "needs_reference", True)
-    looks_ahead = isinstance(loss, DpoLossConfig) and loss.beta_alpha > 0
+    beta_of_batch = isinstance(loss, DpoLossConfig) and loss.beta_alpha > 0
     estimates_kl = isinstance(loss, KtoLossConfig) and loss.loss_type == "kto"
     teacher = section.teacher.model if isinstance(section, DistillationConfig) else None
     notes = []
@@ -201,7 +201,7 @@ def _training(name: str, section: Any, training: TrainingConfig, rows: int | Non
         has_reference=compares and not follows,
         shared=min(tokens, _prompt_of_pair(section, lengths)) if name in PAIRS else 0,
         follows=follows,
-        passes=int(looks_ahead) + int(estimates_kl),
+        passes=int(beta_of_batch) + int(estimates_kl),
         teacher=teacher,
         notes=tuple(notes),
     )

@@ -47,11 +47,11 @@ class ImageTokens:
         """``folder`` has the images by the hex digits of their digests; ``encode`` gives the ids of a text. The first image
         loads the ``processor``."""
         self._processor = processor
-        one_at_a_time = threading.Lock()  # tokenizers refuse calls from several threads that set their padding
+        lock = threading.Lock()  # tokenizers refuse calls from several threads that set their padding
 
         @functools.lru_cache(_CACHED)
         def tokens(digest: str) -> tuple[str, int]:
-            with one_at_a_time:
+            with lock:
                 text = processor.expanded(processor.placeholder, [folder / digest])
             return text, encode(text).count(processor.image_token_id)
 

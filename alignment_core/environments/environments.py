@@ -180,16 +180,9 @@ class Environments:
         config, prompt = self.config, episode.prompt
         if not episode.began:
             episode.began = True
-            reset = [
-                "reset",
-                episode.name,
-                config.name,
-                config.agent,
-                config.options,
-                prompt["prompt"],
-                prompt["label"],
-            ]
-            return [*reset, [str(path) for path in episode.images]]
+            images = [str(path) for path in episode.images]
+            who = [episode.name, config.name, config.agent, config.options]
+            return ["reset", *who, prompt["prompt"], prompt["label"], images]
         turn = episode.ids[episode.turn_start :].tolist()
         before = len(episode.prompt_ids) + episode.turn_start
         counts = {"prompt_tokens": before, "completion_tokens": len(turn), "total_tokens": before + len(turn)}

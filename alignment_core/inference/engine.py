@@ -21,7 +21,7 @@ from alignment_core.inference.channels.control import Address
 from alignment_core.inference.completions import Completion, Completions, Request
 from alignment_core.inference.decoding import Decoding
 from alignment_core.inference.images import OPTIONS, accept_expanded_prompts, never_sampled, without_torchvision
-from alignment_core.inference.kv_cache import MAX_NUM_SEQS, max_num_seqs_on_cpu, max_num_seqs_on_gpu, mib_of_engine
+from alignment_core.inference.kv_cache import max_num_seqs_on_cpu, max_num_seqs_on_gpu, mib_of_engine
 from alignment_core.inference.options import BY_DEVICE, adapter_options, started, wakes
 from alignment_core.inference.parity import mean_difference
 from alignment_core.inference.request_queue import RequestQueue
@@ -68,8 +68,8 @@ def _max_num_seqs(resources: ResourcesConfig, device: Device) -> int:
 
     try:
         memory, name = current_platform.get_device_total_memory(), current_platform.get_device_name()
-    except Exception:  # only the workers of this process have GPUs; vLLM does the same
-        return resources.max_num_seqs or MAX_NUM_SEQS
+    except Exception:  # only the workers of this process have GPUs; vLLM takes them for small ones, too
+        memory, name = 0, ""
     return max_num_seqs_on_gpu(resources, memory, name)
 
 
@@ -215,12 +215,12 @@ class Engine:
         self.llm.collective_rpc("begin_update")
 
     def begin_delta(self) -> list[str | None]:
-        """Expect patches in the buckets of this update (:mod:`~.channels.deltas`); returns each worker's version."""
+        """Expect deltas in the buckets of this update (:mod:`~.channels.deltas`); returns each worker's version."""
         versions: list[str | None] = self.llm.collective_rpc("begin_delta")
         return versions
 
     def load_bucket(self, bucket: Bucket) -> None:
-        """Load some of the new weights, which come as buckets. Raises PeerFailed for patches of other weights."""
+        """Load some of the new weights, which come as buckets. Raises PeerFailed for deltas of other weights."""
         self._update("load_bucket", bucket)
 
     def _update(self, method: str, *arguments: Any) -> None:

@@ -30,9 +30,9 @@ class WeightUpdate:
     receiver: Receiver | None = None
     """The open channel from the trainers."""
     delta_decoder: DeltaDecoder | None = None
-    """Puts whole tensors together from buckets with patches."""
-    has_patches: bool
-    """Whether the buckets of the current update have patches."""
+    """Puts whole tensors together from buckets with deltas."""
+    has_deltas: bool
+    """Whether the buckets of the current update have deltas."""
     wrappers: list[tuple[Any, str, Any]]
     """Layers that can have adapters, which are removed from the model during an update: (parent, name, layer)."""
 
@@ -56,23 +56,23 @@ class WeightUpdate:
         self.wrappers = _unwrapped(model)
         self.missing = {name for name, _ in model.named_parameters()}
         self.assembler = Assembler()
-        self.has_patches = False
+        self.has_deltas = False
         _pack_experts_again(model)
         with set_current_vllm_config(self.vllm_config):  # operators read the current configuration
             initialize_layerwise_reload(model)
 
     def begin_delta(self) -> str | None:
-        """Expect patches in the buckets of this update; returns the version of the last one that came so."""
+        """Expect deltas in the buckets of this update; returns the version of the last one that came so."""
         if self.delta_decoder is None:
             self.delta_decoder = DeltaDecoder()
-        self.has_patches = True
+        self.has_deltas = True
         return self.delta_decoder.begin()
 
     def load_bucket(self, bucket: Bucket) -> str | None:
         """Load some of the weights; a layer is replaced as soon as all of its weights are loaded. Failures: see
         :meth:`receive_weights`."""
         weights: Iterable[tuple[str, Any]] = from_bucket(self.assembler, bucket)
-        if self.has_patches:
+        if self.has_deltas:
             assert self.delta_decoder is not None, "begin_delta makes it"
             weights = self.delta_decoder.decode(weights)
         try:

@@ -42,7 +42,7 @@ class HeldOut:
     test_rows: int = 0
     """Instead of all these: number of rows that training itself holds out."""
     not_copied: bool = False
-    """Whether it does so because the images of rows are in several folders."""
+    """Whether training holds rows out because the images of rows are in several folders."""
 
 
 def held_out_file(output: Path) -> Path:

@@ -13,6 +13,7 @@ from alignment_core.artifacts import Store
 from alignment_core.credentials import refuse_literals
 from alignment_core.data import kinds
 from alignment_core.data.fields import Fields
+from alignment_core.data.pinned_images import columns_of_images
 from alignment_core.errors import DataError, UserError
 from alignment_core.init import models, rows, text
 from alignment_core.init.base import Profile, loaded
@@ -82,7 +83,7 @@ def draft(request: InitRequest, store: Store, progress: Callable[[str], None]) -
     data = rows.find(request.data)
     if request.columns:
         check_columns(data, request.columns)
-    plan = _way_to_read(request, data, have_images(data.first, request.columns))
+    plan = _choose(request, data, have_images(data.first, request.columns))
     progress("looking at the model")
     machine = this_machine()
     model = models.choose(request.model, store, machine.gpus, plan.mapping.images)
@@ -133,8 +134,8 @@ def draft(request: InitRequest, store: Store, progress: Callable[[str], None]) -
 
 
 @dataclass(frozen=True)
-class _WayToRead:
-    """A method, and how it reads the rows."""
+class _Choice:
+    """A method for the rows, and the mapping of their columns."""
 
     method: str
     start: Init
@@ -143,7 +144,7 @@ class _WayToRead:
     notes: list[str]
 
 
-def _way_to_read(request: InitRequest, data: rows.Rows, images: bool) -> _WayToRead:
+def _choose(request: InitRequest, data: rows.Rows, images: bool) -> _Choice:
     """The method and the mapping of columns, with those of ``images`` if rows have some."""
     method, start, mapping = choose_method(request, data, images)
     verifier, mapping = _verification(mapping, data.first, request.columns)
@@ -155,14 +156,14 @@ def _way_to_read(request: InitRequest, data: rows.Rows, images: bool) -> _WayToR
     mapping, notes = with_further_column(mapping, data.first)
     if request.rewards:
         mapping = replace(mapping, kept=columns_for_rewards(data.first, mapping))
-    return _WayToRead(method, start, mapping, verifier, notes)
+    return _Choice(method, start, mapping, verifier, notes)
 
 
-def _as_text(request: InitRequest, data: rows.Rows, model: models.Model) -> _WayToRead:
+def _as_text(request: InitRequest, data: rows.Rows, model: models.Model) -> _Choice:
     """How rows with images are read by a model of text. Raises UserError for images in messages."""
     another = f"name an image-text model with --model, such as {models.DEFAULT_WITH_IMAGES}"
     try:
-        plan = _way_to_read(request, data, images=False)
+        plan = _choose(request, data, images=False)
     except DataError:
         raise UserError(
             f"--model {model.name}: reads text alone, and messages of {data.name} have images: {another}"
@@ -289,7 +290,9 @@ def _columns(first: Sequence[rows.Row], mapping: ColumnMapping) -> list[tuple[st
     used = [*mapping.columns.items()]
     used += [("label", mapping.label)] if mapping.label else []
     used += [("in the prompt", mapping.further)] if mapping.further else []
-    used += [("images", column) for column in ("images", "image") if mapping.images and column in first[0]]
+    used += [
+        ("images", column) for column in columns_of_images(mapping.columns) if mapping.images and column in first[0]
+    ]
     used += [("for rewards", column) for column in mapping.kept]
     # ShareGPT has it beside the messages
     if mapping.columns.get("messages") == "conversations" and "system" in first[0]:

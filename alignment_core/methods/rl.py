@@ -62,7 +62,7 @@ class RlRecipe(BaseRecipe):
         return self
 
     def _check_deltas(self, sends_adapter: bool) -> None:
-        """Raise ValueError where updates as patches would send no less."""
+        """Raise ValueError where updates as deltas would send no less."""
         if sends_adapter:
             raise ValueError(
                 "`resources.weight_update_mode: delta` has no effect with `resources.max_lora_rank`, with which engines get "

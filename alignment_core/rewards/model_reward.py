@@ -26,9 +26,8 @@ LEAST_DEVIATION = 1e-6
 TRAINED = "reward-model"
 """The kind of the artifacts of reward models that are trained here."""
 NO_IMAGES = (
-    "prompts or observations have images, and {name} reads none: "
-    "use an image-text model with the policy's tokenizer and chat template, a "
-    "verifier or a function"
+    "prompts or observations have images, and {name} reads none: use an image-text model with the policy's tokenizer and chat "
+    "template, a verifier or a function"
 )
 """Why a reward model for text is refused; ``name`` is its name in the sentence."""
 
@@ -216,9 +215,8 @@ class InText:
     def no_images(self) -> UserError:
         """Why it cannot score completions for prompts with images."""
         return UserError(
-            f"{self.field}: prompts or observations have images, and "
-            f"{self.model.reference.short} has another {self._other}, so it would read "
-            "text alone: give a reward model with the policy's tokenizer and chat template"
+            f"{self.field}: prompts or observations have images, and {self.model.reference.short} has another {self._other}, "
+            "so it would read text alone: give a reward model with the policy's tokenizer and chat template"
         )
 
     def pairs(self, rows: Rows) -> list[Pair | Failed]:

@@ -1,4 +1,4 @@
-"""The completions of a run's steps as Parquet files, written beside the training by another process."""
+"""The completions of a run's steps as Parquet files, written beside the training; those of large steps by another process."""
 
 from __future__ import annotations
 
@@ -157,10 +157,7 @@ class Trajectories:
 
     def close(self) -> None:
         """Finish the current write, and end the thread and its process."""
-        self._thread.submit(self._end_writer)
         self._thread.shutdown()
-
-    def _end_writer(self) -> None:
         if self._writer:
             self._writer.close()
 

@@ -1,7 +1,7 @@
 """The process that writes the trajectories of steps, so that the run's own process only copies their bytes into a socket.
 
-``python -m alignment_core.rollout.trajectory_writer SOCKET_FD`` writes each :class:`StepTable` that it receives, and answers
-with None or the error. It ends with the thread that started it, also if that is killed.
+``python -m alignment_core.rollout.trajectory_writer SOCKET_FD`` makes the calls that it receives, and answers
+each with None or its error. It ends with the thread that started it, also if that is killed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BUFFERED = 1 << 20
 
 
 class TrajectoryWriter:
-    """Starts the process, and passes calls on to it. Use it from one thread, and close it in that."""
+    """Starts the process, and passes calls on to it. Use it from one thread, with which the process ends."""
 
     def __init__(self) -> None:
         self._socket, child_socket = socketpair(AF_UNIX, SOCK_STREAM)

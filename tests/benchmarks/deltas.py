@@ -1,4 +1,4 @@
-"""Bytes of weight updates as patches, of a pretrained model in bf16 after steps of AdamW, and seconds that both sides take.
+"""Bytes of weight updates as deltas, of a pretrained model in bf16 after steps of AdamW, and seconds that both sides take.
 
 Each line is the update after a step: gradients are those of the next token's log-likelihood in texts of this project.
 """

@@ -201,9 +201,9 @@ def test_an_environment_gets_the_images_of_its_prompt(scene: Scene) -> None:
 def test_requests_of_agents_replace_the_prompt_with_its_images(scene: Scene) -> None:
     with closing(scene.environments("sends", options={"more": str(scene.pictures["wide"])})) as environments:
         episode = scene.episode(environments, turns=2)
-    asked = user(scene.part("red"), "which")
+    question = user(scene.part("red"), "which")
     more = user("and ", scene.part("wide"))
-    scene.check(episode, [asked, YES, more, YES], "red", "wide")
+    scene.check(episode, [question, YES, more, YES], "red", "wide")
     assert (episode.over, episode.reward) == (True, 1.0)
 
 

@@ -117,7 +117,7 @@ def test_names_and_shapes_travel_once(kind: str, opened: Open, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_patches_arrive_as_the_weights_that_were_sent(kind: str, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deltas_arrive_as_the_weights_that_were_sent(kind: str, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     from alignment_core.inference.channels import channel as module
 
     sizes: list[int] = []
@@ -147,8 +147,8 @@ def test_patches_arrive_as_the_weights_that_were_sent(kind: str, opened: Open, m
     assert status == "ok"
     full = [sum(tensor.nbytes for _, tensor in update) for update in updates]
     assert sent[0] == full[0]
-    # 39,300 elements of fp32 and 4,096 of fp16 are patched: checksums, 65 values with gaps, one gap that is filled. The others
-    # are 14, 180, 4, 0 and 9 bytes: a patch of the first is 8, of the second 8, of the number 4 whole, and of the last 8.
+    # 39,300 elements of fp32 and 4,096 of fp16 go as deltas: checksums, 65 values with gaps, one gap that is filled. The others
+    # are 14, 180, 4, 0 and 9 bytes: a delta of the first is 8, of the second 8, of the number 4 whole, and of the last 8.
     assert sent[1] == (8 + 2 * 6) + 8 + 8 + 4 + 0 + 8 + (8 + 64 * 4)
     assert sent[2] == (8 + 6) + 8 + 8 + 4 + 0 + 8 + 8
     assert sent[3] == full[3]

@@ -1,4 +1,4 @@
-"""Updates as patches: receivers end with the bits that were sent, whatever changed, and patch no other weights."""
+"""Updates as deltas: receivers end with the bits that were sent, whatever changed, and change no other weights."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from alignment_core.inference.channels.deltas import (
     GREATEST_GAP,
     DeltaDecoder,
     DeltaEncoder,
-    apply_patch,
+    apply_delta,
     checksum,
-    make_patch,
+    make_delta,
 )
 from tests.inference.sides import Weights, weights_of
 
@@ -63,41 +63,41 @@ def update(encoder: DeltaEncoder, weights: Weights, *decoders: DeltaDecoder) -> 
     return [item.partition(":")[0] for item, _ in items], sum(tensor.nbytes for _, tensor in items)
 
 
-def patched(base: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """A patch, after a look whether both sides end with the bits of ``tensor``."""
+def checked_delta(base: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """A delta, after a look whether both sides end with the bits of ``tensor``."""
     there = base.clone()
-    patch = make_patch(base, tensor)
-    assert patch is not None
-    apply_patch("w", there, patch)
+    delta = make_delta(base, tensor)
+    assert delta is not None
+    apply_delta("w", there, delta)
     assert bits(there) == bits(base) == bits(tensor)
-    return patch
+    return delta
 
 
-def test_indices_of_a_patch_that_does_not_pay_are_never_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indices_of_a_delta_that_does_not_pay_are_never_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """They would take 8 bytes for each changed element: four times the memory of a tensor in bfloat16."""
 
     def refused(_: torch.Tensor) -> None:
         raise AssertionError("indices")
 
     monkeypatch.setattr(torch.Tensor, "nonzero", refused)
-    assert make_patch(torch.zeros(1000, dtype=torch.bfloat16), torch.ones(1000, dtype=torch.bfloat16)) is None
+    assert make_delta(torch.zeros(1000, dtype=torch.bfloat16), torch.ones(1000, dtype=torch.bfloat16)) is None
 
 
-def test_a_patch_is_a_checksum_values_and_gaps() -> None:
+def test_a_delta_is_a_checksum_values_and_gaps() -> None:
     base = torch.zeros(100, dtype=torch.int16)
     base[3] = 7
     new = base.clone()
     new[4], new[9] = 2, -1
     # Of 200 bytes as 25 numbers of eight: the third two-byte element of the first number is bits 48 to 63, 7 · 2^48.
     assert checksum(base) == 7 << 48
-    assert bits(patched(base.clone(), new)) == struct.pack("<q2h2h", 7 << 48, 2, -1, 5, 5)
+    assert bits(checked_delta(base.clone(), new)) == struct.pack("<q2h2h", 7 << 48, 2, -1, 5, 5)
 
 
 def test_an_element_far_from_the_one_before_needs_one_in_between() -> None:
     base = torch.zeros(2 * GREATEST_GAP + 2, dtype=torch.bfloat16)
     new = base.clone()
     new[-1] = 1.0
-    assert len(patched(base, new)) == 8 + 3 * 4  # elements 32766 and 65533, which are as before, and 65535
+    assert len(checked_delta(base, new)) == 8 + 3 * 4  # elements 32766 and 65533, which are as before, and 65535
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -106,7 +106,7 @@ def test_each_type_of_weights_is_patched_by_bits(dtype: torch.dtype) -> None:
     base = torch.randint(0, 2, (13, 77), generator=generator, dtype=torch.uint8).to(dtype)
     new = base.clone()
     new.view(-1)[[0, 5, 1000]] = torch.tensor([1, 0, 1], dtype=torch.uint8).to(dtype)
-    patched(base, new)
+    checked_delta(base, new)
 
 
 def test_nan_and_negative_zero_are_told_apart_by_bits() -> None:
@@ -115,14 +115,14 @@ def test_nan_and_negative_zero_are_told_apart_by_bits() -> None:
     base = of_bytes(quiet * 2 + struct.pack("<2f", 0.0, -0.0) + bytes(80), torch.float32)
     new = of_bytes(quiet + other + struct.pack("<2f", -0.0, -0.0) + bytes(80), torch.float32)
     assert math.isnan(base[0])
-    assert len(patched(base, new)) == 8 + 2 * 6, "the second and the third"
+    assert len(checked_delta(base, new)) == 8 + 2 * 6, "the second and the third"
 
 
 def test_weights_that_did_not_change_are_checksums() -> None:
     weights: Weights = [("a", torch.randn(40, 40)), ("b", torch.randn(50).to(torch.bfloat16))]
     encoder, decoder = DeltaEncoder(), DeltaDecoder()
     assert update(encoder, weights, decoder) == (["whole", "whole", "version"], 6500)
-    assert update(encoder, weights, decoder) == (["patch", "patch", "version"], 16)
+    assert update(encoder, weights, decoder) == (["delta", "delta", "version"], 16)
 
 
 def test_weights_that_all_changed_are_whole() -> None:
@@ -141,7 +141,7 @@ def test_other_names_types_and_shapes_are_whole() -> None:
     other: Weights = [("b", torch.zeros(9, 10)), ("new", torch.zeros(90)), ("a", torch.zeros(90, dtype=torch.int32))]
     assert update(encoder, other, decoder)[0] == ["whole"] * 3 + ["version"]
     back: Weights = [("a", torch.zeros(90, dtype=torch.int32)), ("gone", torch.zeros(90))]
-    assert update(encoder, back, decoder)[0] == ["patch", "whole", "version"]
+    assert update(encoder, back, decoder)[0] == ["delta", "whole", "version"]
 
 
 def test_a_receiver_without_the_last_update_gets_all_weights_and_so_do_the_others() -> None:
@@ -149,7 +149,7 @@ def test_a_receiver_without_the_last_update_gets_all_weights_and_so_do_the_other
     weights: Weights = [("a", torch.randn(90))]
     update(encoder, weights, one)
     assert update(encoder, weights, one, other)[0] == ["whole", "version"]
-    assert update(encoder, weights, one, other)[0] == ["patch", "version"]
+    assert update(encoder, weights, one, other)[0] == ["delta", "version"]
     assert update(DeltaEncoder(), weights, one, other)[0] == ["whole", "version"], "a sender of a later attempt"
 
 
@@ -168,7 +168,7 @@ def test_all_weights_follow_an_update_that_broke_off(side: str) -> None:
     assert update(encoder, weights, decoder)[0] == ["whole"] * 3 + ["version"]
 
 
-def test_other_weights_than_those_that_were_sent_are_not_patched() -> None:
+def test_other_weights_than_those_that_were_sent_are_refused() -> None:
     encoder, decoder = DeltaEncoder(), DeltaDecoder()
     weights: Weights = [("a", torch.randn(90)), ("head", torch.randn(90))]
     update(encoder, weights, decoder)
@@ -186,7 +186,7 @@ def test_items_may_come_in_several_calls() -> None:
         items = list(encoder.encode(weights, [decoder.begin()]))
         received = [weight for item in items for weight in decoder.decode([item])]
         assert [bits(tensor) for _, tensor in received] == [bits(tensor) for _, tensor in weights]
-    assert items[0][0] == "patch:embed"
+    assert items[0][0] == "delta:embed"
 
 
 Change = tuple[int, bytes]
@@ -226,4 +226,4 @@ def test_receivers_always_end_with_the_bits_that_were_sent(history: tuple[torch.
     full = sum(map(len, states[0]))
     for state in states:
         _, size = update(encoder, of_state(dtype, state), *decoders)
-        assert size <= full, "a patch is sent where it is smaller"
+        assert size <= full, "a delta is sent where it is smaller"

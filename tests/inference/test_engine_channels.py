@@ -22,7 +22,7 @@ from alignment_core.cluster.group import ActorGroup, wait_together
 from alignment_core.errors import InfrastructureError, PeerFailed
 from alignment_core.inference.channels import deltas
 from alignment_core.inference.channels.channel import Channel, Sender
-from alignment_core.inference.channels.deltas import make_patch
+from alignment_core.inference.channels.deltas import make_delta
 from alignment_core.inference.channels.ray_objects import RaySender
 from alignment_core.inference.engine import Engine, EngineRequest
 from alignment_core.models.adapters import merged
@@ -137,7 +137,7 @@ def test_each_update_gives_its_own_log_probabilities(
 
 
 @pytest.mark.parametrize(("kind", "shards"), matrix(KINDS, [1, 2], usual=[("ray", 1)]))
-def test_patches_give_the_log_probabilities_of_full_updates(
+def test_deltas_give_the_log_probabilities_of_full_updates(
     kind: str,
     shards: int,
     machines: Any,
@@ -147,14 +147,14 @@ def test_patches_give_the_log_probabilities_of_full_updates(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    are_patches: list[bool] = []
+    are_deltas: list[bool] = []
 
     def recorded(base: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor | None:
-        patch = make_patch(base, tensor)
-        are_patches.append(patch is not None)
-        return patch
+        delta = make_delta(base, tensor)
+        are_deltas.append(delta is not None)
+        return delta
 
-    monkeypatch.setattr(deltas, "make_patch", recorded)
+    monkeypatch.setattr(deltas, "make_delta", recorded)
     start = tiny_model("llama", True, seed=0)
     models = [start, *trained(start, 3, tmp_path)]
     with machines(1, tensor_parallel_size=shards).engines(EngineRequest(Model(start, POLICY["a"]), 128)) as engines:
@@ -168,7 +168,7 @@ def test_patches_give_the_log_probabilities_of_full_updates(
             by_mode.append(of_steps)
         assert by_mode[0] == by_mode[1]
         assert len({str(of_step) for of_step in by_mode[0]}) == len(models)
-        assert are_patches == [True] * 3 * len(dict(stream(start).tensors()))
+        assert are_deltas == [True] * 3 * len(dict(stream(start).tensors()))
         assert difference(engines, models[-1]) < 1e-4
 
 

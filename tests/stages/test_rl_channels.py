@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 KINDS = ("memory", "broadcast", "ray")
 STEPS = 3
 SMALL_STEPS = {"bf16": True, "learning_rate": 1e-5, "lr_scheduler_type": "constant"}
-"""Training that changes less than half of the weights in a step, so that patches are sent."""
+"""Training that changes less than half of the weights in a step, so that deltas are sent."""
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_each_channel_gives_the_same_digests(
         pytest.param({"lora": {"r": 4}}, {}, id="merged adapters"),
     ],
 )
-def test_patches_give_the_same_digests(
+def test_deltas_give_the_same_digests(
     training: dict[str, Any], more: dict[str, Any], section: Section, run: RunRl
 ) -> None:
     section["training"] |= SMALL_STEPS | training

@@ -49,7 +49,7 @@ class Channel:
     bucket_bytes: int = 0
     """Size of a bucket; 0: the default of the device."""
     sends_deltas: bool = False
-    """Whether updates are patches of the last one, see :mod:`~.deltas`."""
+    """Whether updates are deltas from the last one, see :mod:`~.deltas`."""
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     """Proves to the sender that a connection comes from an engine of this run."""
 

@@ -1,8 +1,8 @@
-"""Weight updates as patches: of each tensor only the elements whose bits changed since the last update.
+"""Weight updates as deltas: of each tensor only the elements whose bits changed since the last update.
 
-Both sides keep the last update in CPU memory. The receiver patches its copy and hands on whole tensors, so that engines load
-the same bits as without patches. An item of an encoded stream is a tensor whose name begins with its kind: ``whole:NAME``,
-``patch:NAME`` or, as the last one of an update, ``version:VERSION``. A patch, [N] uint8, has three parts:
+Both sides keep the last update in CPU memory. The receiver updates its copy and hands on whole tensors, so that engines load
+the same bits as without deltas. An item of an encoded stream is a tensor whose name begins with its kind: ``whole:NAME``,
+``delta:NAME`` or, as the last one of an update, ``version:VERSION``. A delta, [N] uint8, has three parts:
 
 * the checksum of the tensor before it, 8 bytes;
 * the new values of K elements;
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GREATEST_GAP = 2**15 - 1
-"""Greatest distance between elements of a patch, an int16. A patch has at least every element at a multiple of it."""
+"""Greatest distance between elements of a delta, an int16. A delta has at least every element at a multiple of it."""
 CHECKSUM_BYTES, GAP_BYTES = 8, 2
 """Bytes of a checksum, and of a distance."""
 
@@ -47,13 +47,13 @@ class DeltaEncoder:
         self._sent = {}
         for name, tensor in weights:
             base = last.pop(name, None)
-            patch = None if base is None else make_patch(base, tensor)
-            if base is None or patch is None:
+            delta = None if base is None else make_delta(base, tensor)
+            if base is None or delta is None:
                 self._sent[name] = _copied(tensor)
                 yield f"whole:{name}", tensor
             else:
                 self._sent[name] = base
-                yield f"patch:{name}", patch
+                yield f"delta:{name}", delta
         self.version = secrets.token_hex(8)
         yield f"version:{self.version}", torch.empty(0, dtype=torch.uint8)
 
@@ -78,7 +78,7 @@ class DeltaDecoder:
         """Whole tensors, each in memory of its own, on the device of its item. The items of an update may come in several
         calls.
 
-        Raises PeerFailed if a patch was made from other bits than those of the last update.
+        Raises PeerFailed if a delta was made from other bits than those of the last update.
         """
         for item, tensor in items:
             kind, _, name = item.partition(":")
@@ -92,14 +92,14 @@ class DeltaDecoder:
                 yield name, tensor
             else:
                 base = self._base.pop(name)
-                apply_patch(name, base, tensor)
+                apply_delta(name, base, tensor)
                 self._received[name] = base
                 yield name, base.to(tensor.device, copy=True)
 
 
-def make_patch(base: Tensor, tensor: Tensor) -> Tensor | None:
-    """A patch from ``base`` to ``tensor``, [N] uint8; ``base`` then has the bits of ``tensor``. None, and ``base`` stays as it
-    is, if the patch is not smaller than ``tensor`` or the two differ in shape or type."""
+def make_delta(base: Tensor, tensor: Tensor) -> Tensor | None:
+    """A delta from ``base`` to ``tensor``, [N] uint8; ``base`` then has the bits of ``tensor``. None, and ``base`` stays as it
+    is, if the delta is not smaller than ``tensor`` or the two differ in shape or type."""
     import torch
 
     if base.shape != tensor.shape or base.dtype != tensor.dtype:
@@ -119,20 +119,20 @@ def make_patch(base: Tensor, tensor: Tensor) -> Tensor | None:
     return torch.cat([part.view(torch.uint8) for part in (before.view(1), values_K, gaps_K)])
 
 
-def apply_patch(name: str, base: Tensor, patch: Tensor) -> None:
-    """Give ``base`` the bits of the tensor that ``patch`` was made for. Raises PeerFailed if it was made from other bits."""
+def apply_delta(name: str, base: Tensor, delta: Tensor) -> None:
+    """Give ``base`` the bits of the tensor that ``delta`` was made for. Raises PeerFailed if it was made from other bits."""
     import torch
 
-    patch = patch.cpu()
-    if checksum(base) != patch[:CHECKSUM_BYTES].view(torch.int64)[0]:
+    delta = delta.cpu()
+    if checksum(base) != delta[:CHECKSUM_BYTES].view(torch.int64)[0]:
         raise PeerFailed(
-            f"the engine's copy of {name} is not the one that the trainer patches; the next attempt sends all weights "
+            f"the engine's copy of {name} is not the one that the trainer has; the next attempt sends all weights "
             "(resources.weight_update_mode: full always does)"
         )
-    count = (len(patch) - CHECKSUM_BYTES) // (GAP_BYTES + base.itemsize)
+    count = (len(delta) - CHECKSUM_BYTES) // (GAP_BYTES + base.itemsize)
     # Copies, because a view as a larger type has to begin at a multiple of its size.
-    gaps_K = patch[len(patch) - count * GAP_BYTES :].clone().view(torch.int16)
-    values_K = patch[CHECKSUM_BYTES : CHECKSUM_BYTES + count * base.itemsize].clone()
+    gaps_K = delta[len(delta) - count * GAP_BYTES :].clone().view(torch.int16)
+    values_K = delta[CHECKSUM_BYTES : CHECKSUM_BYTES + count * base.itemsize].clone()
     bits = _bits(base)
     bits[gaps_K.cumsum(0, dtype=torch.int64) - 1] = values_K.view(bits.dtype)
 

@@ -29,7 +29,7 @@ class RaySender:
         begin_delta: Call[Any, list[str | None]] | None = None,
     ) -> None:
         """``method`` of the object of each of these actors takes a bucket; ``seconds`` is the deadline of each call. With
-        ``begin_delta`` updates are patches (:mod:`~.deltas`): it begins one, and returns the versions of the workers."""
+        ``begin_delta`` updates are deltas (:mod:`~.deltas`): it begins one, and returns the versions of the workers."""
         self.actors = actors
         self.method = method
         self.seconds = seconds
