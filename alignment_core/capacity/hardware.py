@@ -51,7 +51,9 @@ class Coefficients:
     training: float = 0.5
     """Fraction of ``flops`` in forward and backward passes, with recomputed activations counted as work."""
     forward: float = 0.5
-    """Fraction of ``flops`` in forward passes without gradients, and in the prefill of prompts."""
+    """Fraction of ``flops`` in forward passes without gradients."""
+    prefill: float = 0.5
+    """Fraction of ``flops`` in which engines read prompts."""
     decoding: float = 0.8
     """Fraction of ``bandwidth`` at which an engine reads weights and cache for each token, or of ``flops`` if they limit it."""
     seconds_per_layer: float = 120e-6

@@ -20,7 +20,7 @@ from alignment_core.errors import UserError
 
 CPU = Hardware("cpu", 0, 1e11, 1e10, 1e10, 1e9, per_node=1 << 20)
 """Round numbers for a machine without a datasheet; only their products with coefficients count."""
-FULL = Coefficients(1.0, 1.0, 1.0, 0.0, 1e9, 1e9, 1e9)
+FULL = Coefficients(1.0, 1.0, 1.0, 1.0, 0.0, 1e9, 1e9, 1e9)
 """All of the hardware's rates."""
 THREADS = {
     "train": ("trainers", "threads"),
@@ -29,7 +29,7 @@ THREADS = {
 }
 """Parts of a stage's cost, and the fields of its hardware with the number of their processes and threads."""
 NAMES = ("training", "forward", "decoding")
-"""Coefficients that stages measure."""
+"""Coefficients that stages measure. Sampling measures that of reading prompts and that of decoding as one."""
 
 
 def coefficients_of(
@@ -51,7 +51,8 @@ def coefficients_of(
         )
     known = {name: median(values) for name, values in measured.items()}
     usual = known.get("training", next(iter(known.values())))
-    return replace(Coefficients(), **{name: known.get(name, usual) for name in NAMES}, seconds_per_layer=0.0)
+    values = {name: known.get(name, usual) for name in NAMES}
+    return replace(Coefficients(), **values, prefill=values["decoding"], seconds_per_layer=0.0)
 
 
 def measured_by(

@@ -99,7 +99,7 @@ class Timing:
         of_engine = completions / engines
         running = min(at_once, of_engine)
         rounds = of_engine / running
-        speed = shards * hardware.flops * coefficients.forward
+        speed = shards * hardware.flops * coefficients.prefill
         read = 2.0 * (self.model.active - self.model.embedding) + running * self.model.cache * (prompt + completion / 2)
         memory = read / (shards * hardware.bandwidth)
         compute = self.model.forward_flops(running, prompt + completion / 2) / (shards * hardware.flops)

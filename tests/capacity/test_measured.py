@@ -14,6 +14,7 @@ from alignment_core.capacity.cluster import Cluster
 from alignment_core.capacity.hardware import Coefficients, hardware_of
 from alignment_core.capacity.measured import CPU, coefficients_of, measured_by
 from alignment_core.capacity.report import capacity
+from alignment_core.capacity.seconds import Timing
 from alignment_core.capacity.workload import Lengths, work_of
 from alignment_core.errors import UserError
 from tests.capacity.shapes import recipe_of
@@ -67,6 +68,17 @@ def test_tensor_parallel_engines_are_measured_by_the_clock() -> None:
     parallel = record(cost, metrics=metrics, config=config)
     parallel.hardware["tensor_parallel_size"] = 2
     assert dict(measured_by(parallel, CPU, shape_of)) == by_clock
+
+
+def test_a_measured_engine_takes_as_long_again() -> None:
+    """Of 100 prompts of 50 tokens, each with a completion of 10, and whatever forward passes take."""
+    cost = {"prompt_tokens": 5000.0, "completion_tokens": 1000.0, "generate_seconds": 25.0}
+    config = {"generation": {"shard_size": 10, "num_generations": 1}}
+    sampled = record(cost, metrics={"prompts": 100.0, "completions": 100.0}, config=config)
+    scored = record({"score_tokens": 1000.0, "score_seconds": 7.0})
+    timing = Timing(Architecture.of(SHAPE), CPU, coefficients_of([sampled, scored], CPU, shape_of))
+    seconds = timing.sampling(prompts=100, prompt=50, completions=100, completion=10, engines=1, shards=1, at_once=10)
+    assert seconds == pytest.approx(25.0)
 
 
 def test_gpus_are_measured_by_the_clock() -> None:

@@ -67,7 +67,7 @@ def test_bytes_of_a_parameter_on_four_ranks(stage: int, offload: bool, expected:
     assert role.host / model.parameters == pytest.approx(4.0 if offload else 0.0)
 
 
-def test_updates_as_patches_take_a_copy_of_the_weights_in_cpu_memory(tmp_path: Path) -> None:
+def test_updates_as_deltas_take_a_copy_of_the_weights_in_cpu_memory(tmp_path: Path) -> None:
     """7.62B parameters of 2 bytes; engines of two GPUs each have a copy for each GPU."""
     cluster = Cluster(hardware_of("h100"), 8, Architecture.of(QWEN_2_5_7B))
     apart = {"placement": "disaggregated", "tensor_parallel_size": 2, "trainers": 4, "engines": 2}

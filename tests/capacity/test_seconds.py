@@ -14,7 +14,7 @@ MODEL = Architecture(
     parameters=10**9, active=10**9, embedding=0, layers=10, hidden=1000, vocabulary=1000, cache=1000, shape={}
 )
 HARDWARE = Hardware("round", 80 * GB, flops=1e14, bandwidth=1e12, link=100e9, network=10e9)
-UNIT = Coefficients(1.0, 1.0, 1.0, 0.0, 1e9, 1e10, 1e10)
+UNIT = Coefficients(1.0, 1.0, 1.0, 1.0, 0.0, 1e9, 1e10, 1e10)
 TIMING = Timing(MODEL, HARDWARE, UNIT)
 
 
