@@ -127,7 +127,7 @@ def test_an_engine_whose_copy_differs_gets_all_weights_after_a_restart(
 
     def change_copy(worker: Any) -> None:
         decoder = worker.delta_decoder or worker.receiver._decoder
-        next(iter(decoder._held.values())).view(-1)[0] += 1
+        next(iter(decoder._base.values())).view(-1)[0] += 1
 
     def sending(self: Any, *arguments: Any) -> None:
         updates.append(kind)
