@@ -56,17 +56,23 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     deadline = time.monotonic() + options.seconds
     results = []
-    for part in options.only:
-        results.append(_result(part, options.on, deadline - time.monotonic()))
+    for index, part in enumerate(options.only):
+        results.append(_result(part, options.on, limit_of(deadline - time.monotonic(), len(options.only) - index)))
         if not options.json:
             print(text(results[-1:]).rpartition("\n")[0], flush=True)
     print(json.dumps(as_json(results)) if options.json else text(results).rpartition("\n")[2])
     return int(failed(results))
 
 
-def _result(part: str, kind: str, left: float) -> Result:
-    """Run a part in a process of its own, for as many seconds as are ``left``."""
-    if left <= 0:
+def limit_of(left: float, parts: int) -> float:
+    """The most seconds of the next part, if so many are ``left`` for this number of parts: up to twice an equal share, so that
+    one that hangs leaves time to the others."""
+    return 2 * left / (parts + 1)
+
+
+def _result(part: str, kind: str, limit: float) -> Result:
+    """Run a part in a process of its own, for at most so many seconds."""
+    if limit <= 0:
         return Result(part, NOT_RUN, reason="the parts before it took all of the time")
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +83,7 @@ def _result(part: str, kind: str, left: float) -> Result:
                 command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
             )
             try:
-                code: int | None = process.wait(left)
+                code: int | None = process.wait(limit)
             except subprocess.TimeoutExpired:
                 code = None
             finally:
@@ -86,7 +92,7 @@ def _result(part: str, kind: str, left: float) -> Result:
         if file.is_file():
             return Result(part=part, seconds=seconds, **json.loads(file.read_text()))
         lines = log.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
-        why = f"not done after {left:.0f} seconds" if code is None else f"its process ended with code {code}"
+        why = f"not done after {limit:.0f} seconds" if code is None else f"its process ended with code {code}"
         return Result(part, FAILED, seconds, " | ".join([why, *lines]))
 
 

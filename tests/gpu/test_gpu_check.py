@@ -65,6 +65,13 @@ def test_a_part_that_crashes_hangs_or_comes_too_late_is_named(monkeypatch: pytes
     assert (late.state, late.reason) == ("could not run", "the parts before it took all of the time")
 
 
+def test_a_part_that_hangs_leaves_time_to_the_others() -> None:
+    """Two parts that hang, of the three that are left."""
+    assert check.limit_of(600.0, 3) == 300.0
+    assert check.limit_of(300.0, 2) == 200.0
+    assert check.limit_of(100.0, 1) == 100.0
+
+
 def test_a_part_without_its_package_could_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(check.PARTS, "head", "no_such_part:run")
     with pytest.raises(ModuleNotFoundError):
