@@ -2,15 +2,16 @@
 
     python -m tests.benchmarks capacity
 
-Prints predicted by measured seconds for each stage of the larger model; `align plan` is meant to be within 25 %. Coefficients
-are those of the cores' time, as with `--like`. `by_clock` compares with the seconds of the stage on the wall, during which the
-run's other processes, and those of the machine, may have used its cores; the load of the machine is printed, too.
+Prints predicted by measured seconds for each stage of the larger model, and exits 1 if one is off by more than a quarter.
+Coefficients are those of the cores' time, as with `--like`. `by_clock` compares with the seconds of the stage on the wall,
+during which the run's other processes and those of the machine may have used its cores; its load is printed, too.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from tests.learning.__main__ import align
 
 SMALL = {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 6}
 LARGE = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, "num_attention_heads": 8}
+MOST = 0.25
+"""The most that predicted seconds may differ from measured ones, as a fraction of these."""
 SHORT = ("sft.training.max_steps=40", "reward_model.training.max_steps=40", "iterative_dpo.rounds=1")
 
 
@@ -37,8 +40,9 @@ def _records(home: Path) -> list[Provenance]:
     return list(open_store(str(home / "store")).records.all()) if (home / "store").is_dir() else []
 
 
-def compare(home: Path, small: list[Provenance], large: list[Provenance]) -> None:
-    """Print what the small model's stages predict for those of the large one."""
+def compare(home: Path, small: list[Provenance], large: list[Provenance]) -> bool:
+    """Print what the small model's stages predict for those of the large one; whether all are within the bound."""
+    is_within = True
     store = open_store(str(home / "store"))
 
     def shape_of(reference: Reference) -> dict[str, Any]:
@@ -52,14 +56,16 @@ def compare(home: Path, small: list[Provenance], large: list[Provenance]) -> Non
             ratios = {"predicted_by_measured": value, "by_clock": by_clock[name]}
             shown = {title: round(of_stage / getattr(known, name), 3) for title, of_stage in ratios.items()}
             print(json.dumps({"stage": record.label, "coefficient": name, **shown}))
+            is_within = is_within and abs(shown["predicted_by_measured"] - 1) <= MOST
     print(json.dumps({"load_of_15_minutes": round(os.getloadavg()[2], 2), "cores": os.cpu_count()}))
+    return is_within
 
 
-def main() -> None:
+def main() -> int:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         home = Path(folder)
-        compare(home, run(home, SMALL, 1), run(home, LARGE, 2))
+        return 0 if compare(home, run(home, SMALL, 1), run(home, LARGE, 2)) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

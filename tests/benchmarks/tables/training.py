@@ -23,6 +23,8 @@ PAIRS = {
     "HH-RLHF": "the first 16 pairs of HH-RLHF of at most 512 bytes",
 }
 GOALS_BESIDE_TRL = {"sft-fp32": "1.6", "sft-bf16": "2.2", "dpo": "2.5", "grpo": "4"}
+PARTS_OF_STAGES = {"training": "training", "forward": "forward passes", "decoding": "sampling"}
+"""How the page calls what a coefficient tells."""
 BARE, PRODUCT = "bare", "product"
 PREFIXES = {
     "completions": "4 prompts of 200 tokens, 8 completions of 61 each",
@@ -164,6 +166,37 @@ def step_data(runs: Sequence[Run]) -> str:
     return table(("cost", "columns", "reference", "ratio"), rows)
 
 
+def driver(runs: Sequence[Run]) -> str:
+    """A row for each kind of reward."""
+    head = ("reward", "driver, CPU seconds a step", "its parts", "share of a step on 8 H100", "on 64 H100", "goal")
+    rows = []
+    for line in lines(runs):
+        parts = ", ".join(f"{name} {number(seconds, 2)}" for name, seconds in line["seconds"].items())
+        shares = [f"{100 * line[f'share_on_{gpus}_h100']:.1f} %" for gpus in (8, 64)]
+        goal = f"at most {100 * line['most']:.0f} %"
+        rows.append([f"a {line['reward']}", number(line["total_seconds"], 1), parts, *shares, goal])
+    return table(head, rows)
+
+
+def capacity(runs: Sequence[Run]) -> str:
+    """A row for each stage and coefficient."""
+    head = ("stage", "part", "predicted / measured, by processor time", "by the clock", "goal")
+    return table(
+        head,
+        (
+            [
+                f"`{line['stage']}`",
+                PARTS_OF_STAGES[line["coefficient"]],
+                number(line["predicted_by_measured"], 2),
+                number(line["by_clock"], 2),
+                "0.75 to 1.25",
+            ]
+            for line in lines(runs)
+            if "stage" in line
+        ),
+    )
+
+
 FIGURES = (
     Figure("peers", "training beside TRL, tiny models", ("python -m tests.benchmarks peers",), 12, peers),
     Figure(
@@ -188,4 +221,20 @@ FIGURES = (
     ),
     Figure("prefixes", "shared prefixes in training", ("python -m tests.benchmarks prefixes",), 6, prefixes, runs=2),
     Figure("step-data", "data of a step of RL", ("python -m tests.benchmarks step_data",), 2, step_data, runs=2),
+    Figure(
+        "driver",
+        "the driver's share of a step of RL",
+        ("python -m tests.benchmarks driver",),
+        6,
+        driver,
+        exit_codes=(0, 1),
+    ),
+    Figure(
+        "capacity",
+        "predictions of `align plan --like`",
+        ("python -m tests.benchmarks capacity",),
+        8,
+        capacity,
+        exit_codes=(0, 1),
+    ),
 )
