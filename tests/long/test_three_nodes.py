@@ -1,9 +1,10 @@
-"""Engines on three nodes get the policy by a broadcast, and sample what engines of one machine do."""
+"""Engines on several nodes get the policy by a broadcast, and sample what engines of one machine do."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,23 +39,35 @@ def nodes(s3_server: S3Server) -> Iterator[RayNodes]:
     nodes.end()
 
 
-@pytest.mark.parametrize("kind", ["auto", "ray"])
-def test_engines_on_three_nodes_follow_the_policy(kind: str, nodes: RayNodes, bucket: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({}, id="broadcast"),
+        pytest.param({"resources.weight_transfer": "ray"}, id="ray"),
+        pytest.param({"rl.training.lora": "{r: 4}"}, id="merged adapters"),
+        pytest.param({"rl.training.lora": "{r: 4}", "resources.max_lora_rank": 8}, id="adapters"),
+        pytest.param({"resources.tensor_parallel_size": 2, "resources.engines": 2}, id="two workers each"),
+    ],
+)
+def test_engines_on_several_nodes_follow_the_policy(
+    settings: dict[str, Any], nodes: RayNodes, bucket: str, tmp_path: Path
+) -> None:
     """``stop_above`` would end the run if an engine sampled from another policy."""
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(RECIPE)
+    changes = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+    command = ["run", str(recipe), *changes]
     homes = [tmp_path / name for name in ("alone", "one", "two", "three")]
     for home in homes:
         home.mkdir()
-    alone = references(run_align(homes[0], "run", str(recipe), expect=0))
+    alone = references(run_align(homes[0], *command, expect=0))
     nodes.start(homes[1])
     for home in homes[2:]:
         nodes.start(home, hidden=[homes[1]])
-    command = ["run", str(recipe), "--set", f"resources.weight_transfer={kind}"]
     command += ["--store", f"s3://{bucket}/{tmp_path.name}"]
     over_nodes = run_align(homes[1], *command, expect=0, timeout=550, **nodes.environment())
     assert references(over_nodes) == alone
-    for home in homes[2:]:
+    for home in homes[2 : 1 + int(settings.get("resources.engines", 3))]:
         assert any(home.glob("stores/*/cache/*")), "each node took part, with its own cache"
 
 
