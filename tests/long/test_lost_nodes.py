@@ -61,6 +61,32 @@ rl:
   training: {{batch_size: 288, learning_rate: 1.0e-3}}
 resources: {{trainers: 2, engines: 2, judges: 2, threads: 1, zero_stage: 2, kv_cache_mib: 16, progress_seconds: 0.001}}
 """,
+    "distillation": """
+method: distillation
+name: nodes
+seed: 1
+model:
+  scratch: {architecture: llama, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 2}
+distillation:
+  teacher:
+    model:
+      scratch: {architecture: llama, hidden_size: 96, intermediate_size: 192, num_hidden_layers: 2, num_attention_heads: 2}
+  top_k: 4
+  data: {sources: [{task: reverse, rows: 400}]}
+  training: {batch_size: 8, max_steps: 6, save_steps: 2, learning_rate: 1.0e-3}
+resources: {trainers: 2, threads: 1, zero_stage: 2, progress_seconds: 0.001}
+""",
+    "kto": """
+method: kto
+name: nodes
+seed: 1
+model:
+  scratch: {architecture: llama, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 2}
+kto:
+  data: {sources: [{task: reverse, rows: 96}]}
+  training: {batch_size: 8, max_steps: 6, save_steps: 2, learning_rate: 1.0e-4}
+resources: {trainers: 2, threads: 1, zero_stage: 2, progress_seconds: 0.001}
+""",
 }
 """Training reports and saves every two steps, with ``save_steps``. More completions than a block of scores has."""
 REWARDS = """
@@ -78,6 +104,7 @@ SAVED, SHARDS, SCORES = "step-*/complete.json", "shard-*.parquet", "*.npy"
 TRAINER = "alignment_core.training.trainer:Trainer"
 POLICY = "alignment_core.training.policy_trainer:PolicyTrainer"
 ENGINE = "alignment_core.inference.engine:Engine"
+TEACHER = "alignment_core.training.teacher:Teacher"
 FORWARD = "alignment_core.training.forward:Forward.run"
 
 
@@ -103,6 +130,10 @@ LOSSES = {
     "reward-model": Loss("preferences", "reward-model", f"{TRAINER}.train", 2, SAVED),
     "generate": Loss("preferences", "round-1/generate", f"{ENGINE}.generate", 1, SHARDS),
     "score": Loss("preferences", "round-1/score", FORWARD, 1, SCORES),
+    "logps": Loss("preferences", "round-1/reference-logps", FORWARD, 1, SCORES),
+    "teacher": Loss("distillation", "distillation/teacher-logps", f"{TEACHER}.run", 1, "*.npz"),
+    "distillation": Loss("distillation", "distillation", f"{TRAINER}.train", 2, SAVED),
+    "kto": Loss("kto", "kto", f"{TRAINER}.train", 2, SAVED),
     "evaluate": Loss("preferences", "round-1/evaluation/score", FORWARD, 1, SCORES),
     "dpo": Loss("preferences", "round-1/dpo", f"{TRAINER}.train", 2, SAVED),
     "rl-trainer": Loss("rl", "rl", f"{POLICY}.update", 2, SAVED),
