@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from alignment_core.recipes import ResourcesConfig
+from alignment_core.models.scratch import create_model
+from alignment_core.recipes import ResourcesConfig, ScratchModel
 from alignment_core.stages.rl import weights
 from tests.matrix import matrix
 from tests.stages.conftest import RunRl
@@ -64,14 +65,17 @@ def test_each_channel_gives_the_same_digests(
     ],
 )
 def test_deltas_give_the_same_digests(
-    training: dict[str, Any], more: dict[str, Any], section: Section, run: RunRl
+    training: dict[str, Any], more: dict[str, Any], section: Section, run: RunRl, tmp_path: Path
 ) -> None:
+    model = tmp_path / "model"  # whose heads two ranks can share
+    shape = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    create_model(ScratchModel(**shape, intermediate_size=128, max_position_embeddings=256), None, 1, model)  # type: ignore[arg-type]
     section["training"] |= SMALL_STEPS | training
     resources = RESOURCES.model_copy(update=more)
-    _, full = run(section, "full", resources=resources)
+    _, full = run(section, "full", model, resources=resources)
     for kind in KINDS:
         changed = {"weight_transfer": kind, "weight_update_mode": "delta"}
-        _, deltas = run(section, kind, resources=resources.model_copy(update=changed))
+        _, deltas = run(section, kind, model, resources=resources.model_copy(update=changed))
         assert deltas.outputs == full.outputs
 
 
