@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Literal, NamedTuple, get_args
 
 from alignment_core.errors import EnvironmentFault
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.recipes.sections.resources import ModelPlacement
+from alignment_core.recipes.sections.resources import GROUPS_OF_RANKS, ModelPlacement
 
 LearnerRole = Literal["policy", "critic", "reference"]
 LEARNERS: tuple[LearnerRole, ...] = get_args(LearnerRole)
@@ -101,53 +101,94 @@ def gpus_needed(resources: ResourcesConfig, counts: Counts) -> int:
 def place_models(resources: ResourcesConfig, counts: Counts, gpus: Sequence[Gpu] | None) -> ActorLayout:
     """Place ranks, engines and reward models on ``gpus``, of which there are :func:`gpus_needed`; None: on a CPU.
 
-    The ranks of one model are on neighbouring GPUs, and all GPUs of an engine on one node, unless it is larger than any node.
-    Raises EnvironmentFault if the nodes have no room for an engine.
+    All GPUs of an engine are on one node, unless it is larger than any node. So are ranks that compute micro-batches together,
+    as long as there are nodes with room for a group of them; the last groups may cross nodes. Other ranks of one model are on
+    neighbouring GPUs. Raises EnvironmentFault if the nodes have no room for an engine.
     """
     if gpus is None:
         sizes = {"policy": counts.trainers, **dict(_apart(resources)), "engines": counts.engines}
         sizes["reward"] = resources.judges or sizes.get("reward", 1)
         return ActorLayout({name: (Place(),) * size for name, size in sizes.items()})
-    ordered = sorted(gpus)
-    size = counts.tensor_parallel_size
-    of_apart = gpus_apart(resources)
-    for_engines = ordered if counts.engines_apart else ordered[: len(ordered) - of_apart]
-    chunks = _on_one_node(for_engines, size)
-    if len(chunks) < counts.engines:
-        on_nodes = ", ".join(str(len(list(of_node))) for _, of_node in groupby(for_engines, lambda gpu: gpu.node))
+    free, size = sorted(gpus), counts.tensor_parallel_size
+    together = max(getattr(resources, field) for field in GROUPS_OF_RANKS)
+    engines, own = _policy_and_engines(free, counts, together)
+    if len(engines) < counts.engines:
+        on_nodes = ", ".join(str(len(of_node)) for of_node in _by_node(sorted(gpus)))
         raise EnvironmentFault(
             f"resources.tensor_parallel_size: {counts.engines} engines of {size} GPUs each, which must be on one node, do not "
             f"fit on nodes with {on_nodes} GPUs; change resources.tensor_parallel_size or resources.engines"
         )
-    engines = chunks[-counts.engines :] if counts.engines_apart else chunks[: counts.engines]
-    taken = {gpu for chunk in engines for gpu in chunk} if counts.engines_apart else set()
-    left = [gpu for gpu in ordered if gpu not in taken]
-    own = {"policy": left[: counts.trainers]}
-    after = len(left) - of_apart
+    groups = {"policy": _take(list(own), counts.trainers, together)}
     for role, count in _apart(resources):
-        own[role] = left[after : after + count]
-        after += count
-    places = {name: tuple(Place((gpu.bundle,), TRAINER_GPU) for gpu in of_role) for name, of_role in own.items()}
+        groups[role] = _take(free, count, *((together,) if role in LEARNERS else ()))
+    places = {name: tuple(Place((gpu.bundle,), TRAINER_GPU) for gpu in of_role) for name, of_role in groups.items()}
     # An engine over several GPUs claims none itself: vLLM's workers claim them.
     share = ENGINE_GPU if size == 1 else 0.0
     places["engines"] = tuple(Place(tuple(gpu.bundle for gpu in chunk), share) for chunk in engines)
-    # Engines with GPUs of their own leave no room on them.
-    places["reward"] = _of_reward(resources, own, own["policy"] if counts.engines_apart else ordered)
+    places["reward"] = _of_reward(resources, groups, own)
     return ActorLayout(places)
+
+
+def _policy_and_engines(free: list[Gpu], counts: Counts, together: int) -> tuple[list[list[Gpu]], list[Gpu]]:
+    """Take GPUs for the policy and the engines out of ``free``: those of each engine, and those on which the policy's ranks
+    are, in groups of ``together``."""
+    size = counts.tensor_parallel_size
+    if counts.engines_apart:  # on the last GPUs
+        engines = sorted(sorted(chunk) for chunk in _of_engines(free[::-1], size, together)[: counts.engines])
+        _remove(free, itertools.chain(*engines))
+        return engines, sorted(_take(free, counts.trainers, together))
+    # Larger groups first, because smaller ones fit into what they leave. Engines must fit, ranks need not.
+    ranks, for_engines = (counts.trainers, together), (counts.engines * size, size)
+    (count, larger), (least, smaller) = (ranks, for_engines) if together % size == 0 else (for_engines, ranks)
+    shared = _take(free, count, larger, smaller)
+    shared = sorted(shared + _take(free, max(0, least - count), smaller, beside=larger))
+    return _of_engines(shared, size)[: counts.engines], shared
+
+
+def _of_engines(gpus: Sequence[Gpu], size: int, larger: int = 1) -> list[list[Gpu]]:
+    """As :func:`_on_one_node`, but across nodes if an engine is larger than any."""
+    if size > max(map(len, _by_node(gpus)), default=0):
+        return [list(gpus[first : first + size]) for first in range(0, len(gpus) - size + 1, size)]
+    return _on_one_node(gpus, size, larger)
+
+
+def _take(free: list[Gpu], count: int, *sizes: int, beside: int = 1) -> list[Gpu]:
+    """Take so many GPUs out of ``free``: as many groups of the first of ``sizes`` as there are, each on one node, then of the
+    next one, and then any. Groups of the size ``beside`` stay whole, as far as possible."""
+    taken: list[Gpu] = []
+    for larger, size in itertools.pairwise((beside, *sizes, 1)):
+        groups = _on_one_node(free, size, larger)[: (count - len(taken)) // size]
+        taken += itertools.chain(*groups)
+        _remove(free, taken)
+    return taken
+
+
+def _on_one_node(gpus: Sequence[Gpu], size: int, larger: int = 1) -> list[list[Gpu]]:
+    """As many groups of so many GPUs as there are, each on one node; first those that break no group of the size ``larger``,
+    because their node has more GPUs than such groups take."""
+    harmless, others = list[list[Gpu]](), list[list[Gpu]]()
+    for of_node in _by_node(gpus):
+        in_larger = len(of_node) // larger * larger
+        for first in range(0, len(of_node) - size + 1, size):
+            (harmless if first >= in_larger else others).append(of_node[first : first + size])
+    return harmless + others
+
+
+def _by_node(gpus: Sequence[Gpu]) -> list[list[Gpu]]:
+    """Sorted GPUs by their node."""
+    return [list(of_node) for _, of_node in itertools.groupby(gpus, lambda gpu: gpu.node)]
+
+
+def _remove(free: list[Gpu], taken: Iterable[Gpu]) -> None:
+    """Remove these GPUs from ``free``."""
+    gone = set(taken)
+    free[:] = [gpu for gpu in free if gpu not in gone]
 
 
 def _apart(resources: ResourcesConfig) -> list[tuple[str, int]]:
     models = resources.models
     sizes = {"critic": models.critic.gpus, "reference": models.reference.gpus, "reward": models.reward.gpus}
     return [(name, size) for name, size in sizes.items() if size]
-
-
-def _on_one_node(gpus: Sequence[Gpu], size: int) -> list[Sequence[Gpu]]:
-    """As many groups of so many GPUs as there are, each on one node; across nodes if it is larger than any."""
-    by_node = [list(of_node) for _, of_node in groupby(gpus, lambda gpu: gpu.node)]
-    if size > max(map(len, by_node)):
-        by_node = [list(gpus)]
-    return [of_node[first : first + size] for of_node in by_node for first in range(0, len(of_node) - size + 1, size)]
 
 
 def _of_reward(resources: ResourcesConfig, own: Mapping[str, Sequence[Gpu]], gpus: Sequence[Gpu]) -> tuple[Place, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as some
 from pydantic import ValidationError
 
@@ -161,24 +161,79 @@ def test_each_model_has_its_own_stage_and_offloading() -> None:
     assert (reference.zero_stage, resources.zero_stage, reward.zero_stage) == (3, 2, None)
 
 
+def crossing(layout: ActorLayout, node_of: dict[int, str], together: int) -> int:
+    """Groups of ranks that are on several nodes."""
+    on_nodes = [
+        {node_of[bundle] for bundle in of_role[first : first + together]}
+        for of_role in (bundles(layout, role) for role in ("policy", "critic", "reference") if role in layout.places)
+        for first in range(0, len(of_role), together)
+    ]
+    return sum(len(of_group) > 1 for of_group in on_nodes)
+
+
+def most_groups(sizes: Sequence[int], size: int, others: int, of_others: int) -> int:
+    """How many groups of a size fit on nodes beside so many of another size, by trying all numbers of these on each node."""
+    most = {0: 0}
+    for of_node in sizes:
+        numbers = [(taken, (of_node - taken * of_others) // size) for taken in range(of_node // of_others + 1)]
+        pairs = [(before + taken, groups + more) for before, groups in most.items() for taken, more in numbers]
+        most = {taken: max(groups for of, groups in pairs if of == taken) for taken, _ in pairs}
+    return most.get(others, 0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "crosses", "wanted"),
+    [
+        ([3, 5], 1, {"trainers": 8}),
+        ([3, 4, 1], 1, {"trainers": 8}),
+        ([3, 3], 0, {"trainers": 4}),
+        ([3, 3], 0, {"trainers": 2, "engines": 4, "models": {"critic": {"gpus": 2}}}),
+        ([5, 3, 4], 1, {"trainers": 4, "models": {"critic": {"gpus": 4}, "reference": {"gpus": 4}}}),
+        ([3, 3, 2], 0, {"trainers": 2, "engines": 2, "placement": "disaggregated", "models": {"critic": {"gpus": 4}}}),
+        ([1] * 4, 2, {"trainers": 4}),
+    ],
+)
+@pytest.mark.parametrize("field", ["sequence_parallel_size", "trainer_tensor_parallel_size"])
+def test_groups_of_ranks_cross_nodes_only_where_none_has_room(
+    sizes: list[int], crosses: int, wanted: dict[str, Any], field: str
+) -> None:
+    """In groups of two. Taken in order, ranks 2 and 3 of nodes with three and four GPUs crossed, and so did 6 and 7."""
+    layout, node_of = placed(sizes, **{field: 2}, **wanted)
+    assert crossing(layout, node_of, 2) == crosses
+
+
+def test_a_group_of_ranks_that_is_larger_than_any_node_is_on_neighbouring_gpus() -> None:
+    layout, node_of = placed([4, 4, 4], trainers=8, sequence_parallel_size=8, models={"reward": {"gpus": 4}})
+    assert set.union(*nodes(layout, node_of, "policy")) == {"node-0", "node-1"}
+
+
 @given(
     sizes=some.lists(some.integers(1, 8), min_size=1, max_size=5),
     tensor_parallel=some.sampled_from([1, 2, 4]),
+    together=some.sampled_from([1, 2, 4]),
     apart=some.booleans(),
     others=some.tuples(some.integers(0, 3), some.integers(0, 3), some.integers(0, 2)),
     trainers=some.integers(1, 6),
     engines=some.integers(1, 4),
 )
-def test_ranks_of_one_model_never_share_a_gpu(
-    sizes: list[int], tensor_parallel: int, apart: bool, others: tuple[int, int, int], trainers: int, engines: int
+@settings(max_examples=300)
+def test_models_have_the_gpus_that_the_recipe_gives_them(
+    sizes: list[int],
+    tensor_parallel: int,
+    together: int,
+    apart: bool,
+    others: tuple[int, int, int],
+    trainers: int,
+    engines: int,
 ) -> None:
-    models = {
-        role: {"gpus": size} for role, size in zip(("critic", "reference", "reward"), others, strict=True) if size
-    }
+    groups = dict(zip(("critic", "reference", "reward"), others, strict=True))
+    models = {role: {"gpus": size * (1 if role == "reward" else together)} for role, size in groups.items() if size}
+    trainers *= together
     resources = ResourcesConfig(
         trainers=trainers,
         engines=engines,
         tensor_parallel_size=tensor_parallel,
+        sequence_parallel_size=together,
         placement="disaggregated" if apart else "colocated",
         models=models,
     )
@@ -187,9 +242,12 @@ def test_ranks_of_one_model_never_share_a_gpu(
         return
     gpus = gpus_of(sizes)
     node_of = {gpu.bundle: gpu.node for gpu in gpus}
+    fitting = sum(size // tensor_parallel for size in sizes)
     try:
         layout = place_models(resources, counts, gpus)
     except EnvironmentFault:
+        assert fitting < engines
+        assert tensor_parallel <= max(sizes)
         return
     of_models = [bundles(layout, role) for role in ("policy", "critic", "reference") if role in layout.places]
     for own in (*of_models, bundles(layout, "engines")):
@@ -201,10 +259,16 @@ def test_ranks_of_one_model_never_share_a_gpu(
     if others[2]:
         assert not {*every, *bundles(layout, "engines")} & {*bundles(layout, "reward")}
     assert len(bundles(layout, "policy")) == trainers
-    if tensor_parallel <= max(sizes):
-        assert all(len(of) == 1 for of in nodes(layout, node_of, "engines")) or tensor_parallel > max(
-            sum(node_of[b] == n for b in bundles(layout, "engines")) for n in node_of.values()
-        )
+    if tensor_parallel > max(sizes):
+        return
+    assert all(len(of_engine) == 1 for of_engine in nodes(layout, node_of, "engines"))
+    of_engines, size = engines, tensor_parallel
+    if not apart:  # those beyond the policy's GPUs
+        size = min(tensor_parallel, together)
+        of_engines = max(0, engines * tensor_parallel - trainers) // size
+    ranks = trainers // together + others[0] + others[1]
+    fewest = max(0, ranks - most_groups(sizes, together, of_engines, size))
+    assert crossing(layout, node_of, together) <= fewest, "no group crosses nodes while one has room for it"
 
 
 def test_ranks_that_compute_together_are_neighbours_and_divide_the_trainers() -> None:

@@ -123,14 +123,16 @@ class ResourcesConfig(Config):
     """Number of trainer ranks that compute each micro-batch together, so that each holds the activations of a part of its
     tokens: for sequences that are too long for one device (DeepSpeed Ulysses, Jacobs et al. 2023). It must divide the number
     of `trainers`, and of GPUs of a critic or reference of its own, and the model's attention heads; for models with plain
-    causal attention, and `attention: auto`. `max_tokens_per_microbatch` is shared by these ranks."""
+    causal attention, and `attention: auto`. `max_tokens_per_microbatch` is shared by these ranks. On nodes of GPUs they are
+    placed as those of `trainer_tensor_parallel_size`."""
     trainer_tensor_parallel_size: int = unkeyed(1, ge=1)
     """Number of trainer ranks that hold a part of each linear layer of a model, with its gradients and optimiser states, and
     compute each token together: for models that are too large for one device (Shoeybi et al. 2019, Megatron-LM). Norms,
     embeddings and heads are whole on each. It must divide the number of `trainers`, and of GPUs of a critic or reference of
     its own, and the model's attention heads, key-value heads and `intermediate_size`; for dense models of some families, with
-    `optimizer: adamw` and ZeRO stages 0 to 2, without LoRA. Ranks exchange activations twice in each layer: keep them within
-    one node."""
+    `optimizer: adamw` and ZeRO stages 0 to 2, without LoRA. Ranks exchange activations twice in each layer: they are placed
+    on one node while any has room for all of them. Choose a size that divides the GPUs of each node, because a group for which
+    no node has room crosses nodes, which is slower."""
     engines: int | None = Field(None, ge=1)
     """Number of vLLM engines. Default: one per trainer; if disaggregated, the GPUs that trainers leave, and half of all
     GPUs if neither number is given."""
