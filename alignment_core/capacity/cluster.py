@@ -53,7 +53,9 @@ class Cluster:
 
     @property
     def device(self) -> Device:
-        return Device("cuda", self.gpus, private=False)
+        whole, rest = divmod(self.gpus, self.hardware.per_node)
+        nodes = (*[self.hardware.per_node] * whole, *([rest] if rest else []))
+        return Device("cuda", self.gpus, private=False, nodes=nodes)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -46,10 +46,19 @@ class Device:
     """GPUs of all machines, or CPU cores of this one."""
     private: bool = True
     """Whether everything runs on this machine, under a Ray of its own."""
+    nodes: tuple[int, ...] = ()
+    """GPUs of each node; empty: all are on one."""
 
     @classmethod
-    def detect(cls, wanted: Literal["auto", "cpu", "cuda"], gpus: int = 0, private: bool = True) -> Device:
-        """The recipe's device; ``gpus`` is the number that Ray sees. Raises EnvironmentFault for CUDA without a GPU."""
+    def detect(
+        cls,
+        wanted: Literal["auto", "cpu", "cuda"],
+        gpus: int = 0,
+        private: bool = True,
+        nodes: Sequence[int] = (),
+    ) -> Device:
+        """The recipe's device; ``gpus`` is the number that Ray sees, ``nodes`` that of each node. Raises EnvironmentFault for
+        CUDA without a GPU."""
         if _torch_is_for_cpus():
             gpus = 0
         if wanted == "cuda" and not gpus:
@@ -58,7 +67,7 @@ class Device:
                 "set it to `auto` or `cpu`, or install the extra `cuda`"
             )
         if gpus and wanted != "cpu":
-            return cls("cuda", gpus, private)
+            return cls("cuda", gpus, private, tuple(nodes))
         return cls("cpu", physical_cores(), private)
 
     @property
@@ -96,7 +105,9 @@ class Device:
             gpus = gpus - resources.trainers if resources.trainers else gpus // 2
         else:
             gpus = self.trainers(resources)
-        return max(1, gpus // resources.tensor_parallel_size)
+        size = resources.tensor_parallel_size
+        on_one_node = sum(of_node // size for of_node in self.nodes) or gpus  # 0 if an engine is larger than any node
+        return max(1, min(gpus // size, on_one_node))
 
     def threads(self, resources: ResourcesConfig, processes: int) -> int:
         """CPU threads of each of so many processes, which compute at the same time."""

@@ -252,7 +252,13 @@ def here_first(ray: Any) -> list[str]:
 
 def gpus(ray: Any) -> int:
     """GPUs of the whole cluster."""
-    return int(ray.cluster_resources().get("GPU", 0))
+    return sum(gpus_by_node(ray))
+
+
+def gpus_by_node(ray: Any) -> list[int]:
+    """GPUs of each live node of the cluster that has any."""
+    of_nodes = [int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]]
+    return [count for count in of_nodes if count]
 
 
 def gpu_models(ray: Any) -> list[str]:

@@ -99,7 +99,8 @@ class WarmActors:
         with self._connecting:
             if self._device is None:
                 self.ray = ray_cluster.connect(self.temporary)
-                device = Device.detect(self.resources.device, ray_cluster.gpus(self.ray), ray_cluster.is_private())
+                nodes = ray_cluster.gpus_by_node(self.ray)
+                device = Device.detect(self.resources.device, sum(nodes), ray_cluster.is_private(), nodes)
                 device.gpus_needed(self.resources)  # raises now if there are too few
                 if not ray_cluster.is_private():
                     with self._shared.scratch() if self._shared else nullcontext() as folder:

@@ -91,6 +91,28 @@ def test_engines_that_fit_on_no_node_are_refused() -> None:
         placed([3, 3], trainers=6, engines=3, tensor_parallel_size=2)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "wanted", "engines"),
+    [
+        ([3, 3], {}, 2),
+        ([3, 3], {"trainers": 2, "placement": "disaggregated"}, 2),
+        ([3, 3], {"models": {"critic": {"gpus": 2}}}, 2),
+        ([3, 3, 3], {"models": {"reward": {"gpus": 2}}}, 3),
+        ([1, 1, 1], {}, 1),
+        ([8], {}, 4),
+    ],
+)
+def test_by_default_there_are_as_many_engines_as_nodes_have_room_for(
+    sizes: list[int], wanted: dict[str, Any], engines: int
+) -> None:
+    """Of two GPUs each: nodes with three have room for one, and an engine that is larger than any node crosses them."""
+    resources = ResourcesConfig(tensor_parallel_size=2, **wanted)
+    device = Device("cuda", sum(sizes), nodes=tuple(sizes))
+    assert device.engines(resources) == engines
+    assert device.gpus_needed(resources) == sum(sizes)
+    assert len(place_models(resources, device.counts(resources), gpus_of(sizes)).places["engines"]) == engines
+
+
 def test_too_many_models_are_refused_with_the_fields_to_lower() -> None:
     resources = ResourcesConfig(trainers=4, models={"critic": {"gpus": 4}, "reward": {"gpus": 1}})
     with pytest.raises(

@@ -134,8 +134,8 @@ class ResourcesConfig(Config):
     on one node while any has room for all of them. Choose a size that divides the GPUs of each node, because a group for which
     no node has room crosses nodes, which is slower."""
     engines: int | None = Field(None, ge=1)
-    """Number of vLLM engines. Default: one per trainer; if disaggregated, the GPUs that trainers leave, and half of all
-    GPUs if neither number is given."""
+    """Number of vLLM engines. Default: as many as the trainers' GPUs hold, each on one node; if disaggregated, as many as the
+    GPUs hold that trainers leave, or half of all GPUs if neither number is given."""
     models: ModelPlacements = unkeyed(ModelPlacements())
     """GPUs of the critic, the reference and reward models in reinforcement learning. Default: those of the trainers."""
     judges: int | None = Field(None, ge=1)
