@@ -10,7 +10,7 @@ from alignment_core.capacity.cluster import Cluster, Passes, of_one_rank, recomp
 from alignment_core.capacity.memory import Role
 from alignment_core.capacity.workload import Reinforcement
 from alignment_core.cluster.device import zero_stage
-from alignment_core.cluster.layout import LearnerRole, host_of
+from alignment_core.cluster.layout import LearnerRole, host_of, judges_of
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.model import ModelConfig
 from alignment_core.recipes.sections.rl import RlConfig
@@ -107,4 +107,4 @@ def reward_actors(resources: ResourcesConfig, cluster: Cluster, learners: Sequen
     place, policy = resources.models.reward, cluster.device.trainers(resources)
     ranks = {learner.host: learner.role.ranks for learner in learners}
     gpus = place.gpus or ranks.get(place.colocate_with or "policy", policy)
-    return resources.judges or place.gpus or 1, gpus
+    return judges_of(resources), gpus

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, get_args
@@ -16,11 +17,10 @@ LEARNERS: tuple[LearnerRole, ...] = get_args(LearnerRole)
 """Models whose processes are ranks of a process group: those that train, and the reference."""
 TRAINER_GPU = 0.5
 ENGINE_GPU = 0.45
-JUDGE_GPU = 0.01
 """Fractions of a GPU that actors claim from Ray: one rank and one engine fit together, two of a kind do not, and reward models
-fit beside them."""
-APART_JUDGE_GPU = 0.2
-"""Fraction that a reward model claims of a GPU on which there are only reward models."""
+share what is left."""
+PARTS = 10_000
+"""Of a GPU, in which Ray counts claims."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ class Counts:
 
 @dataclass(frozen=True)
 class ActorLayout:
-    """The places of all actors of a run. Names of groups are those of :func:`host_of`, ``engines`` and ``reward``."""
+    """The places of all actors of a run. Names of groups are those of :func:`host_of`, ``engines``, and those of the reward
+    models."""
 
     places: Mapping[str, tuple[Place, ...]]
 
@@ -88,7 +89,7 @@ def groups_of(
 
 def gpus_apart(resources: ResourcesConfig) -> int:
     """GPUs of critic, reference and reward models that have their own."""
-    return sum(size for _, size in _apart(resources))
+    return sum(_ranks_apart(resources).values()) + (resources.models.reward.gpus or 0)
 
 
 def gpus_needed(resources: ResourcesConfig, counts: Counts) -> int:
@@ -98,35 +99,42 @@ def gpus_needed(resources: ResourcesConfig, counts: Counts) -> int:
     return shared + gpus_apart(resources)
 
 
-def place_models(resources: ResourcesConfig, counts: Counts, gpus: Sequence[Gpu] | None) -> ActorLayout:
-    """Place ranks, engines and reward models on ``gpus``, of which there are :func:`gpus_needed`; None: on a CPU.
+def place_models(
+    resources: ResourcesConfig, counts: Counts, gpus: Sequence[Gpu] | None, reward_models: Sequence[str] = ("reward",)
+) -> ActorLayout:
+    """Place ranks, engines and ``reward_models`` on ``gpus``, of which there are :func:`gpus_needed`; None: on a CPU.
 
     All GPUs of an engine are on one node, unless it is larger than any node. So are ranks that compute micro-batches together,
     as long as there are nodes with room for a group of them; the last groups may cross nodes. Other ranks of one model are on
-    neighbouring GPUs. Raises EnvironmentFault if the nodes have no room for an engine.
+    neighbouring GPUs. The actors of reward models claim equal parts of what ranks and engines leave of their GPU, so that any
+    number of them fits. Raises EnvironmentFault if the nodes have no room for an engine.
     """
     if gpus is None:
-        sizes = {"policy": counts.trainers, **dict(_apart(resources)), "engines": counts.engines}
-        sizes["reward"] = resources.judges or sizes.get("reward", 1)
+        sizes = {"policy": counts.trainers, **_ranks_apart(resources), "engines": counts.engines}
+        sizes |= dict.fromkeys(reward_models, judges_of(resources))
         return ActorLayout({name: (Place(),) * size for name, size in sizes.items()})
     free, size = sorted(gpus), counts.tensor_parallel_size
     together = max(getattr(resources, field) for field in GROUPS_OF_RANKS)
-    engines, own = _policy_and_engines(free, counts, together)
+    engines, shared = _policy_and_engines(free, counts, together)
     if len(engines) < counts.engines:
         on_nodes = ", ".join(str(len(of_node)) for of_node in _by_node(sorted(gpus)))
         raise EnvironmentFault(
             f"resources.tensor_parallel_size: {counts.engines} engines of {size} GPUs each, which must be on one node, do not "
             f"fit on nodes with {on_nodes} GPUs; change resources.tensor_parallel_size or resources.engines"
         )
-    groups = {"policy": _take(list(own), counts.trainers, together)}
-    for role, count in _apart(resources):
-        groups[role] = _take(free, count, *((together,) if role in LEARNERS else ()))
-    places = {name: tuple(Place((gpu.bundle,), TRAINER_GPU) for gpu in of_role) for name, of_role in groups.items()}
+    ranks = {"policy": _take(list(shared), counts.trainers, together)}
+    ranks |= {role: _take(free, count, together) for role, count in _ranks_apart(resources).items()}
+    of_rewards = {"reward": _take(free, resources.models.reward.gpus or 0)}
+    places = {role: tuple(Place((gpu.bundle,), TRAINER_GPU) for gpu in of_role) for role, of_role in ranks.items()}
     # An engine over several GPUs claims none itself: vLLM's workers claim them.
     share = ENGINE_GPU if size == 1 else 0.0
     places["engines"] = tuple(Place(tuple(gpu.bundle for gpu in chunk), share) for chunk in engines)
-    places["reward"] = _of_reward(resources, groups, own)
-    return ActorLayout(places)
+    left = dict.fromkeys(gpus, PARTS)
+    for gpu in itertools.chain(*ranks.values()):
+        left[gpu] -= round(TRAINER_GPU * PARTS)
+    for gpu in itertools.chain(*engines):
+        left[gpu] -= round(ENGINE_GPU * PARTS)
+    return ActorLayout(places | _of_rewards(resources, reward_models, {**ranks, **of_rewards}, shared, left))
 
 
 def _policy_and_engines(free: list[Gpu], counts: Counts, together: int) -> tuple[list[list[Gpu]], list[Gpu]]:
@@ -185,17 +193,30 @@ def _remove(free: list[Gpu], taken: Iterable[Gpu]) -> None:
     free[:] = [gpu for gpu in free if gpu not in gone]
 
 
-def _apart(resources: ResourcesConfig) -> list[tuple[str, int]]:
-    models = resources.models
-    sizes = {"critic": models.critic.gpus, "reference": models.reference.gpus, "reward": models.reward.gpus}
-    return [(name, size) for name, size in sizes.items() if size]
+def _ranks_apart(resources: ResourcesConfig) -> dict[str, int]:
+    """The ranks of models beside the policy that have GPUs of their own."""
+    sizes = {"critic": resources.models.critic.gpus, "reference": resources.models.reference.gpus}
+    return {role: size for role, size in sizes.items() if size}
 
 
-def _of_reward(resources: ResourcesConfig, own: Mapping[str, Sequence[Gpu]], gpus: Sequence[Gpu]) -> tuple[Place, ...]:
-    """The places of the actors of a reward model, on its own GPUs, on those of another model, or on ``gpus``."""
+def judges_of(resources: ResourcesConfig) -> int:
+    """Actors of each reward model."""
+    return resources.judges or resources.models.reward.gpus or 1
+
+
+def _of_rewards(
+    resources: ResourcesConfig,
+    names: Sequence[str],
+    groups: Mapping[str, Sequence[Gpu]],
+    shared: Sequence[Gpu],
+    left: Mapping[Gpu, int],
+) -> dict[str, tuple[Place, ...]]:
+    """The places of the actors of each reward model: in turn on its own GPUs, those of another model, or ``shared``. All on a
+    GPU claim equal parts of what is ``left`` of it, in ``PARTS``."""
     place = resources.models.reward
-    if place.gpus:
-        judges = resources.judges or place.gpus
-        return tuple(Place((own["reward"][n % place.gpus].bundle,), APART_JUDGE_GPU) for n in range(judges))
-    beside = own[place.colocate_with] if place.colocate_with else gpus
-    return tuple(Place((beside[n % len(beside)].bundle,), JUDGE_GPU) for n in range(resources.judges or 1))
+    host = "reward" if place.gpus else place.colocate_with
+    in_turn = itertools.cycle(groups[host] if host else shared)
+    gpus = {name: [next(in_turn) for _ in range(judges_of(resources))] for name in names}
+    actors = Counter(itertools.chain(*gpus.values()))
+    shares = {gpu: left[gpu] // number / PARTS for gpu, number in actors.items()}
+    return {name: tuple(Place((gpu.bundle,), shares[gpu]) for gpu in of_model) for name, of_model in gpus.items()}

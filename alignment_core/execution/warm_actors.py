@@ -13,7 +13,7 @@ from alignment_core.artifacts.workspace import Workspace
 from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Device, cpu_model, is_sharded
 from alignment_core.cluster.group import ActorGroup
-from alignment_core.cluster.layout import ActorLayout, LearnerRole, Place, place_models
+from alignment_core.cluster.layout import ActorLayout, Gpu, LearnerRole, Place, place_models
 from alignment_core.cluster.nodes import check_nodes
 from alignment_core.inference.engine import Engine, EngineRequest
 from alignment_core.models.saving import architecture_digest, read_json
@@ -83,12 +83,10 @@ class WarmActors:
         self.engines: ActorGroup[Engine] | None = None
         self._engines_shape: EngineShape | None = None
         """None while the engines have no model yet."""
-        self._judges = 0
-        """Actors of reward models that have been started."""
         self._connecting = threading.Lock()
         self._device: Device | None = None
-        self._layout: ActorLayout | None = None
-        """The places on this run's GPUs, once it has some."""
+        self._reserved: list[Gpu] | None = None
+        """This run's GPUs, once it has some."""
 
     def connect(self) -> Any:
         """Connect to Ray, or start it; returns the ``ray`` module.
@@ -149,7 +147,8 @@ class WarmActors:
         if self.gpus is None:
             self.gpus = ray_cluster.reserve_gpus(self.ray, self.gpus_needed, waits)
             try:
-                self._layout = self._laid_out()
+                self._reserved = ray_cluster.reserved_gpus(self.ray, self.gpus)
+                self._laid_out()  # raises now if there is no room for an engine
             except BaseException:
                 self.end_actors()
                 raise
@@ -158,13 +157,13 @@ class WarmActors:
     def layout(self) -> ActorLayout:
         """The places of all actors. Those without GPUs are on the nodes that live now: a group that starts again after the loss
         of a node starts on the others."""
-        return self._layout or self._laid_out()
+        return self._laid_out()
 
-    def _laid_out(self) -> ActorLayout:
+    def _laid_out(self, reward_models: Sequence[str] = ()) -> ActorLayout:
         device = self.device
-        gpus = None if device.kind == "cpu" else ray_cluster.reserved_gpus(self.ray, self.gpus)
-        layout = place_models(self.resources, device.counts(self.resources), gpus)
-        if gpus is not None or ray_cluster.is_private():
+        assert (device.kind == "cpu") == (self._reserved is None)
+        layout = place_models(self.resources, device.counts(self.resources), self._reserved, reward_models)
+        if self._reserved is not None or ray_cluster.is_private():
             return layout
         return layout.over_nodes(ray_cluster.here_first(self.ray))
 
@@ -213,11 +212,10 @@ class WarmActors:
             self.engines.prepare(ENGINE_IMPORTS)
 
     @contextmanager
-    def judges(self, name: str, job: ForwardJob, resources: ResourcesConfig) -> Iterator[Judges]:
-        """Actors of a reward model, for as long as the caller needs them; hold trainers or engines while you do."""
-        places = self.layout.places["reward"]
-        first, self._judges = self._judges, self._judges + len(places)
-        places = tuple(places[(first + index) % len(places)] for index in range(len(places)))
+    def judges(self, name: str, among: Sequence[str], job: ForwardJob, resources: ResourcesConfig) -> Iterator[Judges]:
+        """Actors of the reward model with this name, for as long as the caller needs them; hold trainers or engines while you
+        do. ``among``: the names of all reward models that the caller has at the same time."""
+        places = self._laid_out(among).places[name]
         environment = self.device.trainer_environment(self.resources, len(places))
         group: ActorGroup[Forward] = self._group(name, places, [environment] * len(places))
         try:
@@ -292,7 +290,7 @@ class WarmActors:
         self.end_engines()
         if self.gpus is not None:
             self.ray.util.remove_placement_group(self.gpus)
-            self.gpus = self._layout = None
+            self.gpus = self._reserved = None
 
     def release_devices(self) -> None:
         """Leave the GPUs to another run, with all their memory. On a CPU, idle actors do not disturb other runs and stay."""
@@ -308,7 +306,7 @@ class WarmActors:
             self.end_actors()
             self.ray.shutdown()
             self.ray = None
-            self._device = self._layout = None
+            self._device = self._reserved = None
 
 
 def _lost_a_node(group: ActorGroup[Any]) -> bool:

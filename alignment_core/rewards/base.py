@@ -41,8 +41,8 @@ class Scores(Protocol):
 
 
 class OpensScores(Protocol):
-    """Opens a reward model, with a name for its actors. With ``verdicts``, the ids of a token for good and one for bad, it is a
-    language model, and scores are the log-odds of the first."""
+    """Opens a reward model, with a name for its actors: ``reward-`` and the reward's number. With ``verdicts``, the ids of a
+    token for good and one for bad, it is a language model, and scores are the log-odds of the first."""
 
     def __call__(
         self, model: Model, name: str, verdicts: tuple[int, int] | None = None

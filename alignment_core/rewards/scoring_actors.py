@@ -31,16 +31,19 @@ BLOCK = 256
 class StartsJudges(Protocol):
     """See :class:`alignment_core.execution.warm_actors.WarmActors`."""
 
-    def judges(self, name: str, job: ForwardJob, resources: ResourcesConfig) -> AbstractContextManager[Scores]: ...
+    def judges(
+        self, name: str, among: Sequence[str], job: ForwardJob, resources: ResourcesConfig
+    ) -> AbstractContextManager[Scores]: ...
 
 
-def in_actors(actors: StartsJudges, resources: ResourcesConfig) -> OpensScores:
-    """Opens reward models in actors of their own, beside the trainers or engines that the caller holds."""
+def in_actors(actors: StartsJudges, names: Sequence[str], resources: ResourcesConfig) -> OpensScores:
+    """Opens reward models with these names in actors of their own, beside the trainers or engines that the caller holds."""
 
     def opened(model: Model, name: str, verdicts: tuple[int, int] | None = None) -> AbstractContextManager[Scores]:
         from alignment_core.training.forward import ForwardJob
 
-        return actors.judges(name, ForwardJob(model, "lm" if verdicts else "score", verdicts=verdicts), resources)
+        job = ForwardJob(model, "lm" if verdicts else "score", verdicts=verdicts)
+        return actors.judges(name, names, job, resources)
 
     return opened
 

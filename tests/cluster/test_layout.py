@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as some
 from pydantic import ValidationError
 
 from alignment_core.cluster.device import Device, compute_together
-from alignment_core.cluster.layout import ActorLayout, Gpu, Place, gpus_needed, groups_of, place_models
+from alignment_core.cluster.layout import ENGINE_GPU, ActorLayout, Gpu, Place, gpus_needed, groups_of, place_models
 from alignment_core.errors import EnvironmentFault
 from alignment_core.recipes import ResourcesConfig
 
@@ -134,10 +135,71 @@ def test_other_gpus_are_for_policy_and_engines(wanted: dict[str, Any], trainers:
     assert (counts.trainers, counts.engines) == (trainers, engines)
 
 
+def with_rewards(
+    sizes: Sequence[int], reward_models: int, **wanted: Any
+) -> tuple[ActorLayout, list[tuple[Place, ...]]]:
+    """A layout, and the places of each of so many reward models."""
+    resources = ResourcesConfig(**wanted)
+    device, names = Device("cuda", sum(sizes)), [f"reward-{number}" for number in range(reward_models)]
+    layout = place_models(resources, device.counts(resources), gpus_of(sizes), names)
+    return layout, [layout.places[name] for name in names]
+
+
+def claims(layout: ActorLayout, tensor_parallel: int = 1) -> Counter[int]:
+    """Ten-thousandths of each GPU that its actors claim from Ray, with those of an engine's workers."""
+    parts: Counter[int] = Counter()
+    for name, places in layout.places.items():
+        for place in places:
+            is_spread = name == "engines" and tensor_parallel > 1
+            share = ENGINE_GPU if is_spread else place.gpu_share
+            for bundle in place.bundles if is_spread else place.bundles[:1]:
+                parts[bundle] += round(share * 10_000)
+    return parts
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reward_models", "wanted", "shares"),
+    [
+        # 1 - 0.5 of a trainer - 0.45 of an engine, divided by six
+        ([1], 6, {}, [[0.0083]] * 6),
+        ([1], 1, {"judges": 6}, [[0.0083] * 6]),
+        ([1], 1, {}, [[0.05]]),
+        ([4], 3, {}, [[0.05]] * 3),
+        ([2], 1, {"trainers": 1, "judges": 6, "models": {"reward": {"gpus": 1}}}, [[0.1666] * 6]),
+        (
+            [2],
+            2,
+            {"trainers": 1, "models": {"critic": {"gpus": 1}, "reward": {"colocate_with": "critic"}}},
+            [[0.25]] * 2,
+        ),
+        ([2], 2, {"placement": "disaggregated", "trainers": 1}, [[0.25]] * 2),
+        ([2], 3, {"trainers": 2, "tensor_parallel_size": 2, "judges": 2}, [[0.0166, 0.0166]] * 3),
+    ],
+)
+def test_reward_models_claim_equal_parts_of_what_is_left_of_their_gpu(
+    sizes: list[int], reward_models: int, wanted: dict[str, Any], shares: list[list[float]]
+) -> None:
+    """Ray starts no actor whose claim is not left. At a fixed claim each, six were more than one GPU had."""
+    layout, places = with_rewards(sizes, reward_models, **wanted)
+    assert [[place.gpu_share for place in of_model] for of_model in places] == shares
+    assert max(claims(layout, wanted.get("tensor_parallel_size", 1)).values()) <= 10_000
+
+
+def test_the_actors_of_several_reward_models_are_on_gpus_in_turn() -> None:
+    _, places = with_rewards([4], 3)
+    assert [[place.bundles for place in of_model] for of_model in places] == [[(0,)], [(1,)], [(2,)]]
+    _, places = with_rewards([4], 2, judges=3)
+    assert [[place.bundles for place in of_model] for of_model in places] == [[(0,), (1,), (2,)], [(3,), (0,), (1,)]]
+
+
+def test_reward_models_are_not_on_the_gpus_of_other_models_unless_the_recipe_says_so() -> None:
+    _, places = with_rewards([4], 1, trainers=2, judges=4, models={"critic": {"gpus": 2}})
+    assert [place.bundles for place in places[0]] == [(0,), (1,), (0,), (1,)]
+
+
 def test_reward_models_of_their_own_have_an_actor_on_each_gpu() -> None:
     layout, _ = placed([6], trainers=4, models={"reward": {"gpus": 2}})
     assert [place.bundles for place in layout.places["reward"]] == [(4,), (5,)]
-    assert layout.places["reward"][0].gpu_share > 0.1, "they take more than those beside a trainer"
     beside, _ = placed([6], trainers=4, judges=3, models={"critic": {"gpus": 2}, "reward": {"colocate_with": "critic"}})
     assert [place.bundles for place in beside.places["reward"]] == [(4,), (5,), (4,)]
 
@@ -237,6 +299,8 @@ def test_a_group_of_ranks_that_is_larger_than_any_node_is_on_neighbouring_gpus()
     others=some.tuples(some.integers(0, 3), some.integers(0, 3), some.integers(0, 2)),
     trainers=some.integers(1, 6),
     engines=some.integers(1, 4),
+    judges=some.none() | some.integers(1, 7),
+    reward_models=some.integers(0, 4),
 )
 @settings(max_examples=300)
 def test_models_have_the_gpus_that_the_recipe_gives_them(
@@ -247,6 +311,8 @@ def test_models_have_the_gpus_that_the_recipe_gives_them(
     others: tuple[int, int, int],
     trainers: int,
     engines: int,
+    judges: int | None,
+    reward_models: int,
 ) -> None:
     groups = dict(zip(("critic", "reference", "reward"), others, strict=True))
     models = {role: {"gpus": size * (1 if role == "reward" else together)} for role, size in groups.items() if size}
@@ -256,6 +322,7 @@ def test_models_have_the_gpus_that_the_recipe_gives_them(
         engines=engines,
         tensor_parallel_size=tensor_parallel,
         sequence_parallel_size=together,
+        judges=judges,
         placement="disaggregated" if apart else "colocated",
         models=models,
     )
@@ -264,9 +331,10 @@ def test_models_have_the_gpus_that_the_recipe_gives_them(
         return
     gpus = gpus_of(sizes)
     node_of = {gpu.bundle: gpu.node for gpu in gpus}
+    rewards = [f"reward-{number}" for number in range(reward_models)]
     fitting = sum(size // tensor_parallel for size in sizes)
     try:
-        layout = place_models(resources, counts, gpus)
+        layout = place_models(resources, counts, gpus, rewards)
     except EnvironmentFault:
         assert fitting < engines
         assert tensor_parallel <= max(sizes)
@@ -278,8 +346,12 @@ def test_models_have_the_gpus_that_the_recipe_gives_them(
     assert len(set(every)) == len(every), "models beside the policy have GPUs of their own"
     if apart:
         assert not {*every} & {*bundles(layout, "engines")}
+    of_rewards = [bundle for name in rewards for bundle in bundles(layout, name)]
     if others[2]:
-        assert not {*every, *bundles(layout, "engines")} & {*bundles(layout, "reward")}
+        assert not {*every, *bundles(layout, "engines")} & {*of_rewards}
+    assert len(of_rewards) == reward_models * (judges or others[2] or 1)
+    assert all(place.gpu_share > 0 for name in rewards for place in layout.places[name]), "or Ray gives them no GPU"
+    assert max(claims(layout, tensor_parallel).values()) <= 10_000
     assert len(bundles(layout, "policy")) == trainers
     if tensor_parallel > max(sizes):
         return

@@ -93,6 +93,7 @@ CASES: dict[str, dict[str, Any]] = {
         "trainers": 1,
         "models": {"critic": {"gpus": 1}, "reference": {"gpus": 2}, "reward": {"colocate_with": "critic"}},
     },
+    "six judges": {"trainers": 1, "engines": 1, "judges": 6},
 }
 Seen = dict[str, dict[str, list[dict[str, str]]]]
 
@@ -172,6 +173,14 @@ def test_disaggregated_engines_have_separate_gpus(seen: Seen) -> None:
     of_roles = seen["disaggregated"]
     gpus = [environment["CUDA_VISIBLE_DEVICES"] for role in ("policy", "engines") for environment in of_roles[role]]
     assert len(set(gpus)) == 4
+
+
+@pytest.mark.slow
+def test_any_number_of_reward_models_starts_on_a_gpu_beside_a_rank_and_an_engine(seen: Seen) -> None:
+    """All at the same time: Ray starts no actor whose claim is not left."""
+    gpus = {role: [each["CUDA_VISIBLE_DEVICES"] for each in of_role] for role, of_role in seen["six judges"].items()}
+    assert gpus["policy"] == gpus["engines"]
+    assert gpus["reward"] == gpus["policy"] * 6
 
 
 @pytest.mark.slow
