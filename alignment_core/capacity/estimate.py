@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 
 from alignment_core.capacity import memory
 from alignment_core.capacity.cluster import Cluster, Passes, of_one_rank, recomputes, shares_prefix, trained_fraction
-from alignment_core.capacity.learners import Learner, learners_of, reward_actors, seconds_of
+from alignment_core.capacity.learners import Learner, learners_of, reward_places, seconds_of
 from alignment_core.capacity.memory import Peak, Role
-from alignment_core.capacity.scoring import Scoring, scoring
-from alignment_core.capacity.workload import Reinforcement, Sampling, Training, Work, models_of
+from alignment_core.capacity.scoring import RewardPlace, Scoring, scoring
+from alignment_core.capacity.workload import LEARNED, Reinforcement, Sampling, Training, Work, models_of
 from alignment_core.checks.memory_needs import DELTA_BYTES
 from alignment_core.checks.shapes import why_not_together
 from alignment_core.cluster.device import zero_stage
+from alignment_core.cluster.layout import LEARNERS
 from alignment_core.errors import EnvironmentFault
 from alignment_core.inference.kv_cache import max_num_seqs_on_cpu, max_num_seqs_on_gpu
 from alignment_core.models.tensor_shapes import why_not_split, why_not_trained_in_parts
@@ -158,7 +159,8 @@ def _of_sampling(work: Sampling, resources: ResourcesConfig, cluster: Cluster) -
         "completion_tokens": work.completions * work.completion,
     }
     ranks = cluster.device.trainers(resources)
-    rewards = _scoring(work, work.prompts, work.completions, resources, cluster, ranks, beside=ranks)
+    places = [RewardPlace("trainers", ranks, ranks)] * _learned(work)  # one after the other
+    rewards = _scoring(work, work.prompts, work.completions, resources, cluster, places)
     peaks = [_peak(cluster, "engines", "sampling", [role], None)]
     if rewards.roles or rewards.served:
         largest = max(rewards.roles, key=lambda each: each.passing, default=None)
@@ -182,8 +184,7 @@ def _scoring(
     completions: int,
     resources: ResourcesConfig,
     cluster: Cluster,
-    ranks: int,
-    beside: int,
+    places: Sequence[RewardPlace],
 ) -> Scoring:
     """The rewards of these completions; see :func:`alignment_core.capacity.scoring.scoring`."""
     shares = shares_prefix(resources, cluster, work.prompt)
@@ -194,9 +195,13 @@ def _scoring(
         (completions, work.prompt, work.completion),
         resources,
         cluster.timing,
-        ranks,
-        beside,
+        places,
     )
+
+
+def _learned(work: Sampling | Reinforcement) -> int:
+    """Rewards that are models in actors."""
+    return sum(scorer.kind in LEARNED for scorer in work.scorers)
 
 
 def _of_reinforcement(work: Reinforcement, resources: ResourcesConfig, cluster: Cluster) -> Estimate:
@@ -204,8 +209,8 @@ def _of_reinforcement(work: Reinforcement, resources: ResourcesConfig, cluster: 
     engines, engine, at_once, problems = _engines(work.prompt, work.completion, resources, cluster)
     learners = learners_of(work, resources, cluster)
     prompts, completions = section.prompts_per_step, work.completions
-    actors, beside = reward_actors(resources, cluster, learners)
-    rewards = _scoring(work, prompts, completions, resources, cluster, actors, beside)
+    places = reward_places(_learned(work), resources, cluster, learners)
+    rewards = _scoring(work, prompts, completions, resources, cluster, places)
     sample = cluster.timing.sampling(
         prompts, work.prompt, completions, work.completion, engines, resources.tensor_parallel_size, at_once
     )
@@ -303,17 +308,16 @@ def _peaks(
     groups: dict[str, list[Role]] = {}
     for learner in learners:
         groups.setdefault(learner.host, []).append(learner.role)
-    place = resources.models.reward
-    reward_host = "reward" if place.gpus else (place.colocate_with or "policy")
-    groups.setdefault(reward_host, []).extend(rewards.together)
+    for host, together in rewards.together.items():
+        groups.setdefault(host, []).extend(together)
     peaks = []
     for host, roles in groups.items():
         if roles:
             largest = max(roles, key=lambda role: role.passing)
             beside = rewards.served if host == "policy" else ()
-            moment = "training" if host != "reward" else "scoring"
+            moment = "training" if host in LEARNERS else "scoring"
             peaks.append(_peak(cluster, host, moment, [*roles, *beside], largest))
-    always = [*(rewards.together if reward_host == "policy" else ()), *rewards.served]
+    always = [*rewards.together.get("policy", ()), *rewards.served]
     if not cluster.device.engines_give_way(resources):
         peaks.append(_peak(cluster, "engines", "sampling", [engine], None))
     elif rests:

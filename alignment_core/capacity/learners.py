@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from alignment_core.capacity import memory
 from alignment_core.capacity.cluster import Cluster, Passes, of_one_rank, recomputes, trained_fraction
 from alignment_core.capacity.memory import Role
+from alignment_core.capacity.scoring import RewardPlace
 from alignment_core.capacity.workload import Reinforcement
 from alignment_core.cluster.device import zero_stage
-from alignment_core.cluster.layout import LearnerRole, host_of, judges_of
+from alignment_core.cluster.layout import LearnerRole, host_of, host_of_reward, judges_of
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.model import ModelConfig
 from alignment_core.recipes.sections.rl import RlConfig
@@ -102,9 +103,14 @@ def seconds_of(
     return {part: max(host[part] for host in by_host.values()) for part in ("logps", "train", "optimiser")}
 
 
-def reward_actors(resources: ResourcesConfig, cluster: Cluster, learners: Sequence[Learner]) -> tuple[int, int]:
-    """Actors of each reward model, and GPUs over which they are spread."""
-    place, policy = resources.models.reward, cluster.device.trainers(resources)
-    ranks = {learner.host: learner.role.ranks for learner in learners}
-    gpus = place.gpus or ranks.get(place.colocate_with or "policy", policy)
-    return judges_of(resources), gpus
+def reward_places(
+    count: int, resources: ResourcesConfig, cluster: Cluster, learners: Sequence[Learner]
+) -> list[RewardPlace]:
+    """The actors of each of so many reward models."""
+    ranks: dict[str, int] = {learner.host: learner.role.ranks for learner in learners}
+    places = []
+    for number in range(count):
+        host, gpus = host_of_reward(resources, number) or "policy", resources.models.of_reward(number).gpus
+        beside = gpus or ranks.get(host, cluster.device.trainers(resources))
+        places.append(RewardPlace(host, judges_of(resources, number), beside))
+    return places

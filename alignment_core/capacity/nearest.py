@@ -63,7 +63,8 @@ def _options(works: Sequence[Work], resources: ResourcesConfig, cluster: Cluster
         fitting = [size for size in SHARDS if size <= most and why_not_split(cluster.model.shape, size) is None]
         options.append(("trainer_tensor_parallel_size", fitting))
     rewards = [scorer for work in works if isinstance(work, Reinforcement) for scorer in work.scorers]
-    if any(scorer.kind in LEARNED for scorer in rewards) and resources.models.reward.gpus is None:
+    is_placed = resources.models.reward.gpus is not None or resources.models.reward_models
+    if any(scorer.kind in LEARNED for scorer in rewards) and not is_placed:
         given = resources.models.model_dump(exclude_unset=True)
         sharded = [{**given, "reward": {"gpus": size, "zero_stage": 3}} for size in SHARDS if size < cluster.gpus]
         options.append(("models", sharded))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from alignment_core.capacity import memory
 from alignment_core.capacity.architecture import Architecture
@@ -25,14 +26,24 @@ ELSEWHERE = {
 """Kinds of rewards outside of the GPUs of a run; others are functions and verifiers."""
 
 
+class RewardPlace(NamedTuple):
+    """The actors of a reward model."""
+
+    host: str
+    """Whose GPUs they are on: those of a model, or of reward models alone."""
+    ranks: int
+    gpus: int
+    """GPUs over which all actors with this host are spread."""
+
+
 @dataclass(frozen=True)
 class Scoring:
     """The rewards of completions."""
 
     roles: tuple[Role, ...]
     """Reward models, in actors of their own."""
-    together: tuple[Role, ...]
-    """Those of them that are on one GPU, where it has most of them."""
+    together: Mapping[str, tuple[Role, ...]]
+    """Those of them, by host, that are on one GPU, where it has most of them."""
     served: tuple[Role, ...]
     """Judges on servers, which are on the first GPUs of a machine for as long as their stage lasts."""
     seconds: float
@@ -48,27 +59,30 @@ def scoring(
     sizes: tuple[int, int, int],
     resources: ResourcesConfig,
     timing: Timing,
-    ranks: int,
-    beside: int,
+    places: Sequence[RewardPlace],
 ) -> Scoring:
     """The rewards of so many ``tokens``; ``models`` are those of the ``scorers``, and ``sizes`` the number of completions and
-    the tokens of a prompt and of a completion. Reward models compute on ``ranks`` actors, which are spread over ``beside``
-    GPUs."""
+    the tokens of a prompt and of a completion. ``places``: the actors of each reward model. Those with different hosts compute
+    at the same time."""
     _, prompt, completion = sizes
     roles: list[Role] = []
     served: list[Role] = []
     notes: list[str] = []
     problems: list[str] = []
     seconds = 0.0
-    own = resources.of_model("reward")
-    is_split = is_sharded(own, ranks)
+    by_host: dict[str, list[tuple[Role, RewardPlace, bool]]] = {}
+    of_host: dict[str, float] = {}
     budget = max(resources.token_budget, prompt + completion)
     for scorer, model in zip(scorers, models, strict=True):
         of_model = replace(timing, model=model)
         if scorer.kind in LEARNED:
-            offload = resources.models.reward.offload_parameters
-            roles.append(memory.frozen(scorer.kind, model, ranks, is_split, offload, budget))
-            seconds += of_model.forward(tokens, (prompt + completion) / 2, ranks, is_split, budget)
+            number, place = len(roles), places[len(roles)]
+            is_split = is_sharded(resources.of_model("reward", number), place.ranks)
+            offload = resources.models.of_reward(number).offload_parameters
+            roles.append(memory.frozen(scorer.kind, model, place.ranks, is_split, offload, budget))
+            by_host.setdefault(place.host, []).append((roles[-1], place, is_split))
+            taken = of_model.forward(tokens, (prompt + completion) / 2, place.ranks, is_split, budget)
+            of_host[place.host] = of_host.get(place.host, 0.0) + taken
         elif scorer.kind == SERVED:
             judge, taken, problem = _judge(scorer, model, sizes, resources, of_model)
             served.append(judge)
@@ -76,10 +90,18 @@ def scoring(
             problems += [problem] if problem else []
         else:
             notes.append(f"{scorer.field}: {ELSEWHERE.get(scorer.kind, 'the time of functions is not counted')}")
-    # On one GPU: of several models in as many actors each, those that are not on another.
-    most = len(roles) if is_split else -(-len(roles) * ranks // max(1, beside))
-    together = sorted(roles, key=lambda role: -role.resident)[:most]
-    return Scoring(tuple(roles), tuple(together), tuple(served), seconds, tuple(notes), tuple(problems))
+    seconds += max(of_host.values(), default=0.0)
+    together = {host: _together(models) for host, models in by_host.items()}
+    return Scoring(tuple(roles), together, tuple(served), seconds, tuple(notes), tuple(problems))
+
+
+def _together(models: Sequence[tuple[Role, RewardPlace, bool]]) -> tuple[Role, ...]:
+    """Of the reward models of a host, each with whether it is split, those on one GPU: all that are split and, of others in
+    several actors each, the largest of those that are not on another GPU."""
+    split = [role for role, _, is_split in models if is_split]
+    whole = [(role, place.ranks, place.gpus) for role, place, is_split in models if not is_split]
+    most = max((-(-sum(ranks for _, ranks, _ in whole) // gpus) for _, _, gpus in whole), default=0)
+    return (*split, *sorted((role for role, _, _ in whole), key=lambda role: -role.resident)[:most])
 
 
 def _judge(

@@ -89,7 +89,7 @@ def groups_of(
 
 def gpus_apart(resources: ResourcesConfig) -> int:
     """GPUs of critic, reference and reward models that have their own."""
-    return sum(_ranks_apart(resources).values()) + (resources.models.reward.gpus or 0)
+    return sum(_ranks_apart(resources).values()) + sum(_rewards_apart(resources).values())
 
 
 def gpus_needed(resources: ResourcesConfig, counts: Counts) -> int:
@@ -111,7 +111,7 @@ def place_models(
     """
     if gpus is None:
         sizes = {"policy": counts.trainers, **_ranks_apart(resources), "engines": counts.engines}
-        sizes |= dict.fromkeys(reward_models, judges_of(resources))
+        sizes |= {name: judges_of(resources, number) for number, name in enumerate(reward_models)}
         return ActorLayout({name: (Place(),) * size for name, size in sizes.items()})
     free, size = sorted(gpus), counts.tensor_parallel_size
     together = max(getattr(resources, field) for field in GROUPS_OF_RANKS)
@@ -124,7 +124,7 @@ def place_models(
         )
     ranks = {"policy": _take(list(shared), counts.trainers, together)}
     ranks |= {role: _take(free, count, together) for role, count in _ranks_apart(resources).items()}
-    of_rewards = {"reward": _take(free, resources.models.reward.gpus or 0)}
+    of_rewards = {name: _take(free, count) for name, count in _rewards_apart(resources).items()}
     places = {role: tuple(Place((gpu.bundle,), TRAINER_GPU) for gpu in of_role) for role, of_role in ranks.items()}
     # An engine over several GPUs claims none itself: vLLM's workers claim them.
     share = ENGINE_GPU if size == 1 else 0.0
@@ -199,9 +199,25 @@ def _ranks_apart(resources: ResourcesConfig) -> dict[str, int]:
     return {role: size for role, size in sizes.items() if size}
 
 
-def judges_of(resources: ResourcesConfig) -> int:
-    """Actors of each reward model."""
-    return resources.judges or resources.models.reward.gpus or 1
+def _rewards_apart(resources: ResourcesConfig) -> dict[str, int]:
+    """The numbers of GPUs that reward models have of their own; see :func:`host_of_reward`."""
+    sizes = {"reward": resources.models.reward.gpus}
+    sizes |= {f"reward_models.{number}": place.gpus for number, place in enumerate(resources.models.reward_models)}
+    return {name: size for name, size in sizes.items() if size}
+
+
+def judges_of(resources: ResourcesConfig, number: int) -> int:
+    """Actors of the reward model with this number."""
+    return resources.judges or resources.models.of_reward(number).gpus or 1
+
+
+def host_of_reward(resources: ResourcesConfig, number: int) -> str | None:
+    """Whose GPUs the reward model with this number is on: those of a model or, by its field of ``resources.models``, its own;
+    None if the recipe does not say."""
+    place = resources.models.of_reward(number)
+    if place.gpus:
+        return f"reward_models.{number}" if number < len(resources.models.reward_models) else "reward"
+    return place.colocate_with
 
 
 def _of_rewards(
@@ -213,10 +229,11 @@ def _of_rewards(
 ) -> dict[str, tuple[Place, ...]]:
     """The places of the actors of each reward model: in turn on its own GPUs, those of another model, or ``shared``. All on a
     GPU claim equal parts of what is ``left`` of it, in ``PARTS``."""
-    place = resources.models.reward
-    host = "reward" if place.gpus else place.colocate_with
-    in_turn = itertools.cycle(groups[host] if host else shared)
-    gpus = {name: [next(in_turn) for _ in range(judges_of(resources))] for name in names}
+    in_turn = {host: itertools.cycle(gpus) for host, gpus in [*groups.items(), (None, shared)]}
+    gpus = {
+        name: [next(in_turn[host_of_reward(resources, number)]) for _ in range(judges_of(resources, number))]
+        for number, name in enumerate(names)
+    }
     actors = Counter(itertools.chain(*gpus.values()))
     shares = {gpu: left[gpu] // number / PARTS for gpu, number in actors.items()}
     return {name: tuple(Place((gpu.bundle,), shares[gpu]) for gpu in of_model) for name, of_model in gpus.items()}

@@ -219,7 +219,7 @@ class WarmActors:
         environment = self.device.trainer_environment(self.resources, len(places))
         group: ActorGroup[Forward] = self._group(name, places, [environment] * len(places))
         try:
-            own = resources.of_model("reward")
+            own = resources.of_model("reward", among.index(name))
             if is_sharded(own, group.size):
                 self._join(group)
             shared = {"resources": own, "device": self.device, "world": group.size}

@@ -21,6 +21,7 @@ from alignment_core.recipes.recipe import BaseRecipe
 from alignment_core.recipes.sections.resources import FrozenPlacement
 from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.recipes.sections.training import RewardModelConfig, SftConfig
+from alignment_core.rewards.base import kind_of
 
 
 class RlRecipe(BaseRecipe):
@@ -51,6 +52,8 @@ class RlRecipe(BaseRecipe):
         is_placed = self.rl.kl.coefficient > 0 and self.resources.models.reference != FrozenPlacement()
         if is_placed and (problem := self.rl.why_reference_is_beside(self.rl.kl.reference is not None)):
             raise ValueError(f"`resources.models.reference`: {problem}")
+        if self.resources.models.reward_models:
+            self._check_places_of_rewards()
         lora, most = self.rl.training.lora, self.resources.max_lora_rank
         if lora and most is not None and lora.is_addable and lora.r > most:
             raise ValueError(
@@ -60,6 +63,19 @@ class RlRecipe(BaseRecipe):
         if self.resources.weight_update_mode == "delta":
             self._check_deltas(sends_adapter=lora is not None and most is not None and lora.is_addable)
         return self
+
+    def _check_places_of_rewards(self) -> None:
+        """Raise ValueError for GPUs of reward models that there are not."""
+        models, count = self.resources.models, sum(kind_of(reward).actors for reward in self.rl.rewards)
+        if len(models.reward_models) > count:
+            raise ValueError(
+                f"`resources.models.reward_models` places {len(models.reward_models)} reward models, and `rl.rewards` has "
+                f"{count}: give at most one entry for each"
+            )
+        if models.reward.gpus and len(models.reward_models) == count:
+            raise ValueError(
+                "`resources.models.reward.gpus` has no reward model, because `reward_models` places all of them: leave it out"
+            )
 
     def _check_deltas(self, sends_adapter: bool) -> None:
         """Raise ValueError where updates as deltas would send no less."""

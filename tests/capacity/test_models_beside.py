@@ -68,6 +68,21 @@ def test_several_reward_models_are_on_different_gpus(tmp_path: Path) -> None:
         assert peak.parts["reward_model"] == most * weights
 
 
+def test_each_reward_model_counts_where_it_is_placed(tmp_path: Path) -> None:
+    """The first is split over two GPUs of its own, the second has those of the critic, and the third the policy's."""
+    rewards = [{"reward_model": f"some/reward-{number}"} for number in range(3)]
+    places = [{"gpus": 2, "zero_stage": 3}, {"colocate_with": "critic"}]
+    models = {"critic": {"gpus": 2}, "reward_models": places}
+    result = of_ppo(tmp_path, {"models": models}, gpus=12, rewards=rewards)
+    weights = 2 * Architecture.of(QWEN_2_5_7B).parameters
+    parts = {peak.where: peak.parts["reward_model"] for peak in result.peaks if "reward_model" in peak.parts}
+    assert parts == pytest.approx({"reward_models.0": weights / 2, "critic": weights, "policy": weights}, rel=0.01)
+    alone = of_ppo(tmp_path, {"models": {"critic": {"gpus": 2}}}, gpus=10, rewards=rewards[:1])
+    assert result.seconds["reward"] == pytest.approx(alone.seconds["reward"]), (
+        "each has an actor, and they compute together"
+    )
+
+
 def test_a_served_judge_holds_its_share_of_the_policys_gpus(tmp_path: Path) -> None:
     """40 % of 80 GB, in every moment; 1,024 completions are read in questions of 400 / 4 + 2,048 tokens."""
     judge = Architecture.of(SMALL)

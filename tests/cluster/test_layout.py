@@ -204,6 +204,23 @@ def test_reward_models_of_their_own_have_an_actor_on_each_gpu() -> None:
     assert [place.bundles for place in beside.places["reward"]] == [(4,), (5,), (4,)]
 
 
+def test_each_reward_model_can_have_a_place_of_its_own() -> None:
+    """Two GPUs for the first, those of the critic for the second, and one for all others."""
+    models = {
+        "critic": {"gpus": 1},
+        "reward": {"gpus": 1},
+        "reward_models": [{"gpus": 2, "zero_stage": 3}, {"colocate_with": "critic"}],
+    }
+    layout, places = with_rewards([6], 4, trainers=2, models=models)
+    assert bundles(layout, "policy") == [0, 1]
+    assert bundles(layout, "critic") == [2]
+    assert [[place.bundles for place in of_model] for of_model in places] == [[(4,), (5,)], [(2,)], [(3,)], [(3,)]]
+    assert [places[number][0].gpu_share for number in range(4)] == [1.0, 0.5, 0.5, 0.5]
+    resources = ResourcesConfig(models=models)
+    assert [resources.of_model("reward", number).zero_stage for number in range(3)] == [3, None, None]
+    assert Device("cuda", 6).gpus_needed(resources) == 6
+
+
 def test_on_a_cpu_models_have_processes_of_their_own() -> None:
     resources = ResourcesConfig(trainers=2, models={"critic": {"gpus": 1}, "reward": {"gpus": 2}})
     layout = place_models(resources, Device("cpu", 4).counts(resources), None)
@@ -224,6 +241,10 @@ def test_on_a_cpu_models_have_processes_of_their_own() -> None:
         ({"critic": {"colocate_with": "reference"}}, r"`critic\.colocate_with: reference` needs `reference\.gpus`"),
         ({"critic": {"colocate_with": "critic"}}, r"`critic\.colocate_with: critic` needs `critic\.gpus`"),
         ({"reference": {"offload_parameters": True}}, "`offload_parameters` needs `zero_stage: 3`"),
+        (
+            {"reward_models": [{}, {"colocate_with": "critic"}]},
+            r"`reward_models\.1\.colocate_with: critic` needs `critic\.gpus`",
+        ),
         ({"critic": {"gpus": 0}}, "greater than or equal to 1"),
         ({"teacher": {"gpus": 1}}, "teacher"),
     ],
@@ -301,6 +322,7 @@ def test_a_group_of_ranks_that_is_larger_than_any_node_is_on_neighbouring_gpus()
     engines=some.integers(1, 4),
     judges=some.none() | some.integers(1, 7),
     reward_models=some.integers(0, 4),
+    single=some.lists(some.integers(0, 2), max_size=2),
 )
 @settings(max_examples=300)
 def test_models_have_the_gpus_that_the_recipe_gives_them(
@@ -313,9 +335,13 @@ def test_models_have_the_gpus_that_the_recipe_gives_them(
     engines: int,
     judges: int | None,
     reward_models: int,
+    single: list[int],
 ) -> None:
     groups = dict(zip(("critic", "reference", "reward"), others, strict=True))
-    models = {role: {"gpus": size * (1 if role == "reward" else together)} for role, size in groups.items() if size}
+    models: dict[str, Any] = {
+        role: {"gpus": size * (1 if role == "reward" else together)} for role, size in groups.items() if size
+    }
+    models["reward_models"] = [{"gpus": size} if size else {} for size in single]
     trainers *= together
     resources = ResourcesConfig(
         trainers=trainers,
@@ -346,10 +372,10 @@ def test_models_have_the_gpus_that_the_recipe_gives_them(
     assert len(set(every)) == len(every), "models beside the policy have GPUs of their own"
     if apart:
         assert not {*every} & {*bundles(layout, "engines")}
-    of_rewards = [bundle for name in rewards for bundle in bundles(layout, name)]
-    if others[2]:
-        assert not {*every, *bundles(layout, "engines")} & {*of_rewards}
-    assert len(of_rewards) == reward_models * (judges or others[2] or 1)
+    for name, own_gpus in zip(rewards, [*single, *[others[2]] * reward_models], strict=False):
+        of_model = bundles(layout, name)
+        assert len(of_model) == (judges or own_gpus or 1)
+        assert not own_gpus or not {*every, *bundles(layout, "engines")} & {*of_model}
     assert all(place.gpu_share > 0 for name in rewards for place in layout.places[name]), "or Ray gives them no GPU"
     assert max(claims(layout, tensor_parallel).values()) <= 10_000
     assert len(bundles(layout, "policy")) == trainers

@@ -179,6 +179,14 @@ def test_the_section_nightly_is_optional(load):
             "`rl.kl.sync_ref_model` mixes whole weights",
         ),
         (
+            ["rl.rewards=[{reward_model: a/b}, {verifier: math}]", "resources.models={reward_models: [{gpus: 1}, {}]}"],
+            "`resources.models.reward_models` places 2 reward models, and `rl.rewards` has 1: give at most one entry for each",
+        ),
+        (
+            ["rl.rewards=[{reward_model: a/b}]", "resources.models={reward: {gpus: 1}, reward_models: [{gpus: 1}]}"],
+            "`resources.models.reward.gpus` has no reward model, because `reward_models` places all of them: leave it out",
+        ),
+        (
             ["rl.training.lora={r: 16}", "resources.max_lora_rank=8"],
             "`rl.training.lora.r` is 16, above `resources.max_lora_rank` 8: raise that, or leave it out",
         ),

@@ -105,14 +105,15 @@ def test_a_run_whose_critic_dies_resumes_and_ends_in_the_same_policy(
 def test_a_reward_model_in_parts_gives_the_rewards_of_a_whole_one(
     section: Section, run: Placed, tiny_model: Any, tmp_path: Path
 ) -> None:
+    """The second of two, on GPUs of its own."""
     judge = shutil.copytree(tiny_model(), tmp_path / "judge")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         transformers.AutoModelForSequenceClassification.from_pretrained(judge, num_labels=1).save_pretrained(judge)
-    section |= {"steps": 1, "rewards": [{"reward_model": "ours"}]}
+    section |= {"steps": 1, "rewards": [{"reward_model": "ours"}, {"reward_model": "ours", "weight": 2.0}]}
     rewards = []
-    for name, models in {"whole": None, "parts": {"reward": {"gpus": 2, "zero_stage": 3}}}.items():
-        outputs, _ = run(section, name, models, judges={"reward-0": judge})
+    for name, models in {"whole": None, "parts": {"reward_models": [{}, {"gpus": 2, "zero_stage": 3}]}}.items():
+        outputs, _ = run(section, name, models, judges={"reward-0": judge, "reward-1": judge})
         rewards.append([row["reward"] for row in rows_of(outputs)])
     assert rewards[0] == pytest.approx(rewards[1], abs=1e-5)
     assert len(set(rewards[0])) > 6

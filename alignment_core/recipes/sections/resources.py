@@ -94,12 +94,20 @@ class ModelPlacements(Config):
     reference: FrozenPlacement = FrozenPlacement()
     """The reference of the KL, unless it is the policy without its adapters."""
     reward: FrozenPlacement = FrozenPlacement()
-    """Reward models and judges that are models. Each is in processes of its own."""
+    """Reward models: each is in processes of its own, and all share these GPUs."""
+    reward_models: tuple[FrozenPlacement, ...] = unkeyed(())
+    """GPUs of single reward models: one entry for each `reward_model` and `process_reward_model` of `rl.rewards`, in their
+    order. Those without an entry are placed by `reward`."""
+
+    def of_reward(self, number: int) -> FrozenPlacement:
+        """The placement of the reward model with this number among all of them."""
+        return self.reward_models[number] if number < len(self.reward_models) else self.reward
 
     @model_validator(mode="after")
     def _share_existing_gpus(self) -> ModelPlacements:
-        for role in ("critic", "reference", "reward"):
-            place: ModelPlacement = getattr(self, role)
+        places: dict[str, ModelPlacement] = {role: getattr(self, role) for role in ("critic", "reference", "reward")}
+        places |= {f"reward_models.{number}": place for number, place in enumerate(self.reward_models)}
+        for role, place in places.items():
             host = place.colocate_with
             if host == role or (host in ("critic", "reference") and getattr(self, host).gpus is None):
                 raise ValueError(
@@ -139,7 +147,8 @@ class ResourcesConfig(Config):
     models: ModelPlacements = unkeyed(ModelPlacements())
     """GPUs of the critic, the reference and reward models in reinforcement learning. Default: those of the trainers."""
     judges: int | None = Field(None, ge=1)
-    """Number of actors per reward model during reinforcement learning. Default: 1, or one per GPU of `models.reward.gpus`."""
+    """Number of actors per reward model during reinforcement learning. Default: one per GPU of its own (`models.reward.gpus`,
+    or that of its entry in `models.reward_models`), or else 1."""
     reward_processes: int | None = Field(None, ge=1)
     """Maximum number of processes for each Python verifier or reward function, on each node. State that a function keeps
     between calls is separate in each process: use 1 if that matters. Default: one per CPU core, but a single one for a
@@ -258,9 +267,10 @@ class ResourcesConfig(Config):
     stage_retries: int = Field(2, ge=0)
     """Maximum retries of a stage in a new run host, after the host died or a deadline passed."""
 
-    def of_model(self, role: Literal["critic", "reference", "reward"]) -> ResourcesConfig:
-        """The resources of a model beside the policy, with its own ZeRO stage and offloading."""
-        place: ModelPlacement = getattr(self.models, role)
+    def of_model(self, role: Literal["critic", "reference", "reward"], number: int = 0) -> ResourcesConfig:
+        """The resources of a model beside the policy, with its own ZeRO stage and offloading; of reward models, of the one with
+        this number."""
+        place: ModelPlacement = self.models.of_reward(number) if role == "reward" else getattr(self.models, role)
         stage = place.zero_stage if place.zero_stage is not None else None if role == "reward" else self.zero_stage
         update: dict[str, Any] = {"zero_stage": stage}
         if isinstance(place, CriticPlacement) and place.offload_optimizer is not None:
