@@ -32,9 +32,22 @@ SECONDS = 20.0
 QUIET_SECONDS = 0.002
 """Seconds after which a released stage is considered waiting; they decide coverage, not success."""
 POLICY = EngineRequest(Model(Path("policy"), Reference("model", "0" * 64)), 64)
+APART = {"critic": {"gpus": 1}, "reference": {"gpus": 1}}
+"""Models with process groups of their own."""
+
+
+@contextmanager
+def reinforcement_learning(machines: WarmMachines, ticket: Ticket) -> Iterator[None]:
+    """Takes engines and trainers, and starts the ranks of models that have their own."""
+    with machines.engines_and_trainers(POLICY, ticket) as (_, trainers):
+        for role in layout.groups_of(machines.resources):
+            trainers.learners(role)
+        yield
+
+
 Take = Callable[[WarmMachines, Ticket], AbstractContextManager[Any]]
 TAKES: dict[str, Take] = {
-    "rl": lambda machines, ticket: machines.engines_and_trainers(POLICY, ticket),
+    "rl": reinforcement_learning,
     "score": lambda machines, ticket: machines.trainers(ticket),
     "generate": lambda machines, ticket: machines.engines(POLICY, ticket),
 }
@@ -84,19 +97,18 @@ class Script:
 
 
 @pytest.fixture
-def new_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[Literal["cpu", "cuda"]], WarmMachines]]:
-    """A run on the machine that all runs of a test share."""
+def new_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., WarmMachines]]:
+    """A run on the machine that all runs of a test share, with its models as ``resources.models`` places them."""
     runs: list[WarmMachines] = []
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray_cluster, "actor_processes", list)
     monkeypatch.setattr(warm_actors, "shape_of", lambda *_: EngineShape("one", "float32", False, 64))
     monkeypatch.setattr(machine_queue, "POLL_SECONDS", 0.001)
 
-    def make(device: Literal["cpu", "cuda"]) -> WarmMachines:
-        machines = WarmMachines(ResourcesConfig(), tmp_path, tmp_path / "locks")
-        machines.actors._device = Device(device, 1)
+    def make(device: Literal["cpu", "cuda"], models: Any = None) -> WarmMachines:
+        resources = ResourcesConfig(models=models or {})
+        machines = WarmMachines(resources, tmp_path, tmp_path / "locks")
+        machines.actors._device = Device(device, 1 + layout.gpus_apart(resources))
         monkeypatch.setattr(machines, "_reserve", lambda _: None)
         for name, fake in (
             ("connect", lambda: None),
@@ -164,12 +176,13 @@ def play(
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("beside", ["score", "generate"])
+@pytest.mark.parametrize("models", [None, APART], ids=["one group", "groups of their own"])
 def test_reinforcement_learning_beside_another_run_comes_to_an_end(
-    beside: str, device: str, new_run: Any, hook: Any
+    models: Any, beside: str, device: str, new_run: Any, hook: Any
 ) -> None:
     """The stage that takes engines and trainers, another stage of its run, and a stage of another run."""
     stages = {"rl": ("ours", "rl"), "beside": ("ours", beside), "other": ("theirs", "score")}
-    runs = {name: new_run(device) for name in ("ours", "theirs")}
+    runs = {name: new_run(device, models) for name in ("ours", "theirs")}
     steps = ("rl",) * 3 + ("beside",) * 2 + ("other",) * 2
     for order in sorted(set(itertools.permutations(steps))):
         script = Script(order)
