@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,45 @@ def test_a_run_whose_critic_dies_resumes_and_ends_in_the_same_policy(
         assert killed.cost["restarts"] == 1
         assert killer.done == [0, 1, 2, 2, 3], "it resumed from the checkpoint after step 2"
         assert killed.outputs == whole.outputs
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("progress", ["local", "store"])
+def test_a_stopped_run_resumes_with_its_models_in_another_layout(
+    progress: str, section: Section, run: Placed, machines: Any, tiny_model: Any, tmp_path: Path
+) -> None:
+    """Critic and reference apart until it is stopped after step 1, beside the policy until it is stopped after step 2, and then
+    both in another process group."""
+    section |= {**PPO, "kl": {"coefficient": 0.1}}
+    _, whole = run(section, "whole", APART)
+    store, policy, data = store_with(tmp_path / "stopped", tiny_model(), prompts())
+    config = RlStageConfig(section=RlConfig.model_validate(section)).model_dump(mode="json")
+    call = StageCall(stage="rl", label="rl", config=config, inputs={"policy": policy, "prompts": data})
+
+    def run_in(models: Any, stop_after: int | None) -> tuple[Any, float, float]:
+        """The result, None if it was stopped, and the first and the last step that it reported."""
+        stopping, seen = threading.Event(), list[float]()
+
+        def report(done: float, total: Any, unit: str, metrics: Any) -> None:
+            seen.append(done)
+            if done == stop_after:
+                stopping.set()
+
+        placed = {"models": models} if models else {}
+        resources = ResourcesConfig(
+            **{**RESOURCES.model_dump(exclude_unset=True), "trainers": 1, "progress": progress, **placed}
+        )
+        request = StageRequest(store, call, machines(1, **placed), resources, report, stopping=stopping)
+        result = None
+        with suppress(Stopped):
+            result = run_stage(request)
+        return result, min(seen), max(seen)
+
+    assert run_in(APART, stop_after=1) == (None, 0, 1)
+    assert run_in(None, stop_after=2) == (None, 1, 2), "it did not start again"
+    resumed, *steps = run_in(TOGETHER, stop_after=None)
+    assert steps == [2, STEPS]
+    assert resumed.outputs == whole.outputs
 
 
 def test_a_reward_model_in_parts_gives_the_rewards_of_a_whole_one(
