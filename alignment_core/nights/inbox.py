@@ -22,7 +22,7 @@ from alignment_core.data.kinds.preferences import KIND
 from alignment_core.data.pinned_images import names_images
 from alignment_core.errors import DataError, UserError
 from alignment_core.recipes import DataSource
-from alignment_core.recipes.paths import COMPRESSIONS, ROW_SUFFIXES, TEXT_SUFFIX, fixed_part, row_suffix
+from alignment_core.recipes.paths import COMPRESSIONS, ROW_SUFFIXES, TEXT_SUFFIX, fixed_part, is_address, row_suffix
 
 STORE = "store:"
 NO_FILES = "no files found"
@@ -56,6 +56,21 @@ class Inbox:
     """One sentence for each source: its path, files and rows. Another one names data sets that were left out."""
 
 
+class NamedImages(ImageDigests):
+    """The images that rows name, before they are kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_addresses: set[str] = set()
+        """Digests of addresses: images at these are not read twice."""
+
+    def _content(self, place: str, image: str) -> bytes:
+        content = super()._content(place, image)
+        if is_address(place):
+            self.at_addresses.add(self._kept(content))
+        return content
+
+
 def read_inbox(
     sources: Iterable[DataSource], seen: Set[str], store: Store, images: Callable[[], ImageReader | None] = lambda: None
 ) -> Inbox:
@@ -65,7 +80,7 @@ def read_inbox(
     None where the model reads text alone; it is called for rows that have some. A row whose image is missing or broken is
     malformed. Raises UserError for a source that does not exist, and the errors of ``images``.
     """
-    inbox, known, digests = Inbox(), set(seen), ImageDigests()
+    inbox, known, digests = Inbox(), set(seen), NamedImages()
     for source in sources:
         formats.check_columns(source.columns)
         formats.check_format(source.format, KIND)
@@ -122,19 +137,24 @@ def _read(
     source: DataSource,
     known: Set[str],
     folder: Path,
-    digests: ImageDigests,
+    digests: NamedImages,
     reader: ImageReader | None,
 ) -> InboxRow | None:
     """The row, or None if it is known. Raises ValueError or UserError with the problem of a malformed one."""
     if isinstance(content, str):
         raise ValueError(content)
     digest = digest_of(json.loads(json.dumps(content, default=str)))  # Parquet holds times and the like, too
+    named: tuple[str, ...] = ()
     if reader is not None:  # equal names may stand for other images in other folders
-        digest = digest_of([digest, _images_of(_parsed(content, source, digests, folder))])
+        named = _images_of(_parsed(content, source, digests, folder))
+        digest = digest_of([digest, named])
     if digest in known:
         return None
     pair = _parsed(content, source, reader, folder)
-    return InboxRow(digest, where, pair, _images_of(pair))
+    kept = _images_of(pair)
+    if any(before != now and before not in digests.at_addresses for before, now in zip(named, kept, strict=True)):
+        raise ValueError("an image changed while it was read")  # with the digest of this row, it would be new again
+    return InboxRow(digest, where, pair, kept)
 
 
 def _has_images(content: dict[str, Any] | str, columns: Mapping[str, str]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from alignment_core.nights.ledger import Ledger
 from alignment_core.recipes import DataSource
 from tests.images import tiny_qwen_vl, write_images
 from tests.nights.conftest import pair
+from tests.processes import ended, in_child
 
 
 @pytest.fixture
@@ -88,6 +90,33 @@ def test_equal_rows_with_other_images_are_two_rows(
         drop(f"{day}/a.jsonl", pair(1, images=["1.png"]))
     rows = read(f"{inbox}/*/a.jsonl").rows
     assert [row.where for row in rows] == ["monday/a.jsonl:1", "tuesday/a.jsonl:1"]
+
+
+def test_a_row_whose_image_changes_while_it_is_read_waits_and_is_then_taken_once(
+    read: Callable[..., Inbox], drop: Callable[..., None], pictures: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a file that another process is still copying: a row with the digest of a part of it would be new once more."""
+    whole = pictures["red"].read_bytes()
+    pictures["red"].write_bytes(whole[:40])
+    keep = ImageReader._content
+
+    def complete(reader: ImageReader, place: str, image: str) -> bytes:
+        if type(reader) is ImageReader:  # which reads it for the second time
+            pictures["red"].write_bytes(whole)
+        return keep(reader, place, image)
+
+    monkeypatch.setattr(ImageReader, "_content", complete)
+    drop("a.jsonl", pair(1, images=["pictures/red.png"]), pair(2, images=["pictures/red.png"]), pair(3))
+    first = read()
+    assert [row.where for row in first.rows] == ["a.jsonl:3"]
+    assert first.malformed == [f"a.jsonl:{line}: an image changed while it was read" for line in (1, 2)]
+    second = read(seen=first)
+    assert [(row.where, row.images) for row in second.rows] == [
+        ("a.jsonl:1", (digest_of(pictures["red"]),)),
+        ("a.jsonl:2", (digest_of(pictures["red"]),)),
+    ]
+    seen = Inbox(rows=[*first.rows, *second.rows])
+    assert read(seen=seen).rows == []
 
 
 def test_images_without_a_place_make_a_row_malformed(
@@ -193,3 +222,44 @@ def test_two_nights_take_rows_with_their_images(
         rows: Any = examples(pinned, 0, statistics, KIND, 0, reader=ImageReader(tmp_path / night.night))
         images = {digest for _, example, *_ in rows for digest in images_in_messages(example.prompt)}
         assert images == {digests[name] for name in names}
+
+
+def test_nights_of_the_same_moment_take_each_row_once_with_its_images(
+    ledger: Ledger, drop: Callable[..., None], pictures: dict[str, Path], inbox: Path
+) -> None:
+    """Each night's rows have a picture that only they have, and one that all have."""
+    drop("a.jsonl", *(pair(number, images=["pictures/red.png"]) for number in range(6)))
+    start, go = os.pipe()
+    colours = ("green", "blue", "yellow", "wide")
+
+    def night(colour: str) -> Callable[[], None]:
+        def run() -> None:
+            os.close(go)
+            os.read(start, 1)  # until the parent closes its end
+            drop("a.jsonl", pair(10, images=[f"pictures/{colour}.png"]), pair(11, images=["pictures/red.png"]))
+            with ledger.claim(colour) as claim:
+                if claim.night.batch is not None:
+                    ledger.record(claim.night.model_copy(update={"state": "refused"}))
+
+        return run
+
+    children = [in_child(night(colour)) for colour in colours]
+    os.close(go)
+    os.close(start)
+    assert [ended(child) for child in children] == [0] * len(children)
+    with ledger.claim("last"):
+        pass
+    claimed = [entry for entry in ledger.nights() if entry.state == "claimed"]
+    red = digest_of(pictures["red"])
+    taken: list[tuple[str, str]] = []
+    for entry in claimed:
+        assert entry.batch is not None
+        folder = ledger.store.fetch(entry.batch)
+        rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+        of_rows = [(row["prompt"][0]["content"][1]["text"], *images_in_messages(row["prompt"])) for row in rows]
+        assert {file.name for file in (folder / "images").iterdir()} == {digest for _, digest in of_rows}
+        assert all(digest_of(file) == file.name for file in (folder / "images").iterdir())
+        taken += of_rows
+    texts = {f"prompt {number}" for number in range(6)} | {"prompt 11"}  # which all have, with the same picture
+    expected = [*((text, red) for text in texts), *(("prompt 10", digest_of(pictures[colour])) for colour in colours)]
+    assert sorted(taken) == sorted(expected)
