@@ -13,10 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
+from PIL import Image
 
 from alignment_core.artifacts import Store, open_store
 from alignment_core.artifacts.reference import Reference
 from alignment_core.execution.base import StageCall, StageResult
+from alignment_core.execution.key import key_of
 from alignment_core.execution.runner import StageRequest, run_stage
 from alignment_core.inference.images import never_sampled
 from alignment_core.models.images import ImageProcessor
@@ -24,8 +26,10 @@ from alignment_core.models.saving import read_json
 from alignment_core.recipes import GenerationConfig, ResourcesConfig, RlConfig
 from alignment_core.stages.generate import GenerateConfig
 from alignment_core.stages.rl import RlStageConfig
-from tests.images import COLOURS, tiny_llava, tiny_qwen_vl, write_images
+from tests.images import COLOURS, SIDE, tiny_llava, tiny_qwen_vl, write_images
 from tests.matrix import matrix
+from tests.servers.s3 import S3Server
+from tests.stages.rl_program import run_program
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +55,7 @@ def part(path):
 async def shows_a_picture(prompt, label, base_url, api_key, images, picture):
     client = httpx.AsyncClient(base_url=base_url, headers={"Authorization": f"Bearer {api_key}"}, timeout=60)
     messages = []
-    for path, text in ((images[0], "what?"), (picture, "and?")):
+    for path, text in ((images[0], "what?"), (picture.format(label=label), "and?")):
         messages.append({"role": "user", "content": [part(path), {"type": "text", "text": text}]})
         answer = await client.post("/chat/completions", json={"messages": messages, "max_tokens": 5})
         messages.append(answer.json()["choices"][0]["message"])
@@ -173,52 +177,56 @@ def test_a_policy_learns_to_name_colours(kind: str, machines: Any, tmp_path: Pat
     assert np.mean(means[-3:]) > 0.9
 
 
-@pytest.mark.parametrize("kind", matrix(KINDS, usual=["qwen"]))
-def test_episodes_with_images_have_the_log_probabilities_of_plain_transformers(
-    kind: str, machines: Any, tmp_path: Path
-) -> None:
-    """Of turns behind images of the prompt and of an observation; the files of the latter are beside the trajectories."""
-    model = KINDS[kind](tmp_path / "model")
-    data = prompts(model, tmp_path)
-    (tmp_path / "agent.py").write_text(SHOWS_A_PICTURE)
-    wide = tmp_path / "pictures" / "wide.png"
+def shown_pictures(folder: Path) -> dict[str, Path]:
+    """A picture for each label, in the colour of the label and another one: no prompt has it."""
+    (folder / "shown").mkdir()
+    files = {}
+    for name, colour in COLOURS.items():
+        picture = Image.new("RGB", (2 * SIDE, SIDE), colour)
+        picture.paste((20, 20, 20), (0, 0, SIDE, SIDE))
+        files[name[0]] = folder / "shown" / f"{name[0]}.png"
+        picture.save(files[name[0]])
+    return files
+
+
+def of_episodes(folder: Path, steps: int, **more: Any) -> RlStageConfig:
+    """Of so many steps, of an agent that shows the picture of each prompt's label (:func:`shown_pictures`)."""
+    (folder / "agent.py").write_text(SHOWS_A_PICTURE)
     environment = {
-        "agent": f"{tmp_path / 'agent.py'}:shows_a_picture",
-        "options": {"picture": str(wide)},
+        "agent": f"{folder / 'agent.py'}:shows_a_picture",
+        "options": {"picture": f"{folder}/shown/{{label}}.png"},
         "images": True,
     }
     section = {
         "prompts": {"task": "reverse", "rows": 4},  # those of the input are used
-        "steps": 1,
-        "prompts_per_step": 4,
+        "steps": steps,
+        "prompts_per_step": 4 // steps,
         "generation": {"num_generations": 2, "max_completion_length": 64},
         "environment": environment,
         "rewards": [{"environment": True}],
-        "training": {
-            "batch_size": 4,
-            "learning_rate": 1e-3,
-        },  # several updates of a step need the first log-probabilities
+        # Several updates of a step need the first log-probabilities.
+        "training": {"batch_size": 4 // steps, "learning_rate": 1e-3},
         "trajectories": {"keep": "all"},
+        **more,
     }
-    store = open_store(tmp_path / "store")
-    policy, rows = store.publish(model, "model"), store.publish(data, "dataset")
-    config = RlStageConfig(section=RlConfig.model_validate(section))
-    outputs, _ = run(store, machines(1), "rl", config, policy=policy, prompts=rows)
-    trajectories = outputs["trajectories"]
-    shown = hashlib.sha256(wide.read_bytes()).hexdigest()
-    assert [file.name for file in (trajectories / "images").iterdir()] == [shown]
-    assert (trajectories / "images" / shown).read_bytes() == wide.read_bytes()
+    return RlStageConfig(section=RlConfig.model_validate(section))
 
+
+def check_first_step(trajectories: Path, model: Path, data: Path, shown: dict[str, Path]) -> None:
+    """Log-probabilities are those of plain ``transformers``, and images of observations are beside the steps."""
+    kept = {file.name: digest_of(file) for file in (trajectories / "images").iterdir()}
+    assert kept == {digest: digest for digest in map(digest_of, shown.values())}
     plain = transformers.AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32)
     processor = ImageProcessor.of(model)
     assert processor is not None
+    rows = pq.read_table(trajectories / "step-000000.parquet").to_pylist()
     compared = 0
-    for row in pq.read_table(trajectories / "step-000000.parquet").to_pylist():
-        assert len(row["images"]) == 2
+    for row in rows:
+        assert row["images"][1:] == [digest_of(shown[row["label"]])]
         files = [folder / "images" / row["images"][at] for at, folder in enumerate((data, trajectories))]
         ids = torch.tensor([[*row["prompt_ids"], *row["completion_ids"]]])
         types = (ids == processor.image_token_id).int()
-        more = {"mm_token_type_ids": types} if kind == "qwen" else {}
+        more = {"mm_token_type_ids": types} if "qwen" in type(plain).__name__.lower() else {}
         with torch.no_grad():
             logits = plain(input_ids=ids, **processor.tensors(files), **more).logits[0, len(row["prompt_ids"]) - 1 : -1]
         places, targets = torch.tensor(row["mask"]), torch.tensor(row["completion_ids"])[:, None]
@@ -228,4 +236,48 @@ def test_episodes_with_images_have_the_log_probabilities_of_plain_transformers(
         assert (torch.tensor(row["old_logps"]) - trained)[places].abs().max() < 1e-5
         assert (torch.tensor(row["rollout_logps"]) - sampled)[places].abs().max() < 1e-4
         compared += sum(row["mask"])
-    assert compared >= 8 * 2
+    assert compared >= len(rows) * 2
+
+
+def digest_of(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize(("kind", "max_staleness"), matrix(KINDS, [0, 1], usual=[("qwen", 0), ("qwen", 1)]))
+def test_episodes_with_images_have_the_log_probabilities_of_plain_transformers(
+    kind: str, max_staleness: int, machines: Any, tmp_path: Path
+) -> None:
+    """Of turns behind images of the prompt and of an observation; the files of the latter are beside the trajectories."""
+    model = KINDS[kind](tmp_path / "model")
+    data, shown = prompts(model, tmp_path), shown_pictures(tmp_path)
+    store = open_store(tmp_path / "store")
+    policy, rows = store.publish(model, "model"), store.publish(data, "dataset")
+    config = of_episodes(tmp_path, steps=1, execution={"max_staleness": max_staleness})
+    outputs, _ = run(store, machines(1), "rl", config, policy=policy, prompts=rows)
+    check_first_step(outputs["trajectories"], model, data, shown)
+
+
+@pytest.mark.exhaustive
+def test_a_run_that_samples_ahead_keeps_the_images_of_observations_on_another_machine(
+    s3_server: S3Server, bucket: str, home: Path
+) -> None:
+    """Its machine is lost after the first step, and only the store in S3 is left of it. By then all prompts were sampled; those
+    of the first step are not sampled again."""
+    model = tiny_qwen_vl(home / "model")
+    data, shown = prompts(model, home), shown_pictures(home)
+    store = open_store(f"s3://{bucket}/{home.name}")
+    inputs = {"policy": store.publish(model, "model"), "prompts": store.publish(data, "dataset")}
+    config = of_episodes(home, steps=2, execution={"max_staleness": 1}).model_dump(mode="json")
+    call = StageCall(stage="rl", label="rl", config=config, inputs=inputs)
+    resources = RESOURCES.model_copy(update={"progress": "store", "progress_seconds": 1e-3})
+    variables = s3_server.environment()
+    assert run_program(store.uri, call, resources, 1, {**variables, "ALIGN_HOME": str(home / "lost")}) == [0, 1]
+    shutil.rmtree(home / "lost")
+    assert run_program(store.uri, call, resources, None, {**variables, "ALIGN_HOME": str(home / "other")}) == [1, 2]
+    record = store.records.find(key_of(call).value)
+    assert record is not None
+    folder = store.fetch(record.outputs["trajectories"])
+    check_first_step(folder, model, data, shown)
+    steps = [pq.read_table(file).to_pylist() for file in sorted(folder.glob("*.parquet"))]
+    assert sorted(row["label"] for rows in steps for row in rows) == sorted([*shown] * 2), "each prompt once"
+    assert all(row["images"][1] == digest_of(shown[row["label"]]) for rows in steps for row in rows)
