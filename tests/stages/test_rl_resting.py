@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,12 +16,14 @@ from alignment_core.errors import OutOfMemory, Stopped, UserError
 from alignment_core.execution.base import StageCall
 from alignment_core.execution.runner import StageRequest, run_stage
 from alignment_core.recipes import ResourcesConfig, RlConfig
+from alignment_core.rollout.sampling import SyncSampler
 from alignment_core.stages.rl import RlStageConfig
 from alignment_core.stages.rl.loop import Loop
 from alignment_core.training.policy_groups import PolicyGroups
 from tests.matrix import matrix
 from tests.stages.killing import Killer, store_with
 from tests.stages.rl_runs import RESOURCES, Section, prompts, rewards_small_letters, section_of
+from tests.stages.test_rl_channels import KINDS, SMALL_STEPS
 
 STEPS = 4
 RESTING = RESOURCES.model_copy(update={"offload_while_sampling": True})
@@ -91,6 +93,53 @@ def test_trainers_that_rest_while_engines_sample_train_the_same_models(
     section |= {**algorithm, "training": training}
     awake, resting = (of.model_copy(update=resources) for of in (RESOURCES, RESTING))
     assert run("resting", resting) == run("awake", awake)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", matrix(KINDS, usual=["memory"]))
+def test_deltas_reach_engines_that_lose_their_weights_in_sleep(
+    kind: str, section: Section, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As vLLM's do on GPUs; on a CPU it drops nothing itself."""
+    section["training"] |= SMALL_STEPS
+    section |= {"best": PPO["best"]}
+    sent: list[str] = []
+
+    def lose_weights(worker: Any) -> list[str]:
+        """Returns the kinds of the items of all updates since the first call with an open channel."""
+        model = worker.model_runner.get_model()
+        for parameter in model.parameters():
+            parameter.data.fill_(float("nan"))
+        for layer in model.modules():
+            if hasattr(layer, "cpu_linear"):
+                layer.cpu_linear = None  # it has a copy of the weights that the CPU's kernels packed
+        decoder = worker.delta_decoder or (worker.receiver and worker.receiver._decoder)
+        if decoder is None:
+            return []
+        if not hasattr(decoder, "kinds"):
+            decode, kinds = decoder.decode, decoder.__dict__.setdefault("kinds", [])
+
+            def recorded(items: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+                for item, tensor in items:
+                    kinds.append(item.partition(":")[0])
+                    yield item, tensor
+
+            decoder.decode = lambda items: decode(recorded(items))
+        return list(decoder.kinds)
+
+    def releasing(sampler: SyncSampler) -> None:
+        release(sampler)
+        engines = sampler.sampling.engines
+        lose = lambda cell: cell.object.llm.collective_rpc(lose_weights)  # noqa: E731
+        ((sent[:],),) = engines.ray.get([actor.__ray_call__.remote(lose) for actor in engines.actors])
+
+    full = run("awake", RESOURCES)
+    release = SyncSampler.release
+    monkeypatch.setattr(SyncSampler, "release", releasing)
+    deltas = RESTING.model_copy(update={"weight_update_mode": "delta", "weight_transfer": kind})
+    assert run("deltas", deltas) == full
+    assert "delta" in sent
+    assert "whole" not in sent
 
 
 @pytest.mark.slow
