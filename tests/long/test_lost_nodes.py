@@ -124,6 +124,14 @@ class Loss:
     settings: tuple[str, ...] = ()
 
 
+BROADCAST = "alignment_core.inference.channels.buckets:Assembler.add"
+DELTAS = (
+    "resources.weight_update_mode=delta",
+    "rl.training.bf16=true",
+    "rl.training.learning_rate=1e-5",
+    "rl.importance_sampling_correction.stop_above=0.1",
+)
+"""In bf16, with steps of which each changes less than half of the weights."""
 OF_REWARD = ("resources.trainers=1", "resources.engines=1")
 LOSSES = {
     "sft": Loss("preferences", "sft", f"{TRAINER}.train", 2, SAVED),
@@ -140,12 +148,14 @@ LOSSES = {
     "rl-engine": Loss("rl", "rl", f"{ENGINE}.sample", 2, SAVED),
     "rl-reward": Loss("rl", "rl", FORWARD, 2, SAVED, settings=OF_REWARD),
     "rl-function": Loss("rl", "rl", "alignment_core.user_code.pool:NodePool.answers", 1, "", settings=OF_REWARD),
-    "rl-broadcast": Loss("rl", "rl", "alignment_core.inference.channels.buckets:Assembler.add", 2, SAVED),
+    "rl-broadcast": Loss("rl", "rl", BROADCAST, 2, SAVED),
+    "rl-deltas": Loss("rl", "rl", BROADCAST, 2, SAVED, settings=DELTAS),
     "save": Loss("preferences", "sft", "alignment_core.artifacts.blobs:Blobs.put_files", 2, SAVED),
     "twice": Loss("preferences", "sft", f"{TRAINER}.train", 2, SAVED, times=2),
     "returns": Loss("preferences", "sft", f"{TRAINER}.train", 2, SAVED, returns=True),
 }
-"""``save``: while a rank puts its part of a checkpoint into the store. ``rl-broadcast``: while an engine receives weights."""
+"""``save``: while a rank puts its part of a checkpoint into the store. ``rl-broadcast`` and ``rl-deltas``: while an engine
+receives weights."""
 
 
 class Undisturbed:
