@@ -34,6 +34,7 @@ ON_REQUEST = (
     "ui",
     "capacity",
     "driver",
+    "head",
 )
 """Parts that take long: `python -m tests.benchmarks soak`."""
 TAKES_ARGUMENTS = {"real", "recipes"}
