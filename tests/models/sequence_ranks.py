@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -14,11 +16,15 @@ import transformers
 from torch import Tensor
 
 from alignment_core.losses.logprobs import sum_by_sequence
+from alignment_core.models import vocabulary_head
 from alignment_core.models.activations import recompute
+from alignment_core.models.adapters import add_adapters
 from alignment_core.models.microbatch import MicroBatch, Row, TokenSequence, pack
 from alignment_core.models.neftune import embedding_noise
 from alignment_core.models.packed import PackedModel, run_packed
+from alignment_core.models.rank_groups import RankGroup
 from alignment_core.models.sequence import SequenceGroup, sequence_group
+from alignment_core.recipes import LoraConfig
 
 SHAPE = {
     "vocab_size": 307,
@@ -58,6 +64,8 @@ CASES: dict[str, dict[str, Any]] = {
     "entropies": {"loss": "entropies"},
     "candidates": {"loss": "candidates"},
     "sum": {"loss": "sum"},
+    "adapters on the head": {"adapted": ["lm_head", "q_proj"]},
+    "entropies, adapters on the head": {"adapted": ["lm_head"], "loss": "entropies"},
     "all recomputed": {"recomputed": "all"},
     "all recomputed, scores": {"recomputed": "all", "head": "score"},
     "cheap ones recomputed": {"recomputed": "selective"},
@@ -66,6 +74,8 @@ CASES: dict[str, dict[str, Any]] = {
     "two tokens": {"rows": "short"},
 }
 """Variants of a small model and of what is computed with it."""
+PLACES = 7
+"""Places whose logits a rank of several computes at a time; one rank computes all of them at once."""
 
 
 def run(world: int, folder: Path, function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -128,6 +138,8 @@ def packed_of(case: dict[str, Any], group: SequenceGroup | None) -> PackedModel:
     model = model_of(head, **keys, **case.get("more", {}))
     if what := case.get("recomputed"):
         recompute(model, what)
+    if layers := case.get("adapted"):
+        _add_adapters(model, layers)
     with_entropy = case.get("loss") == "entropies"
     packed = PackedModel(model, head, with_entropy, context=case.get("context"), sequence_group=group).train()
     assert packed.shares_prefixes
@@ -138,6 +150,43 @@ def packed_of(case: dict[str, Any], group: SequenceGroup | None) -> PackedModel:
     if case.get("loss") == "sum":
         packed.vocabulary.of_sum = True
     return packed
+
+
+def _add_adapters(model: Any, layers: list[str]) -> None:
+    """Add adapters that have an effect: their B is not zero. The head may have one, too, which every recipe leaves out."""
+    add_adapters(model, torch.nn.Identity(), LoraConfig(target_modules=layers), seed=0, train_head=False)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data = torch.linspace(-0.1, 0.1, parameter.numel()).view_as(parameter)
+
+
+@contextmanager
+def parts_of_logits(group: RankGroup | None) -> Iterator[list[int]]:
+    """Has ranks of a group compute the logits of ``PLACES`` places at a time, and one rank without a group those of all places.
+    Yields the number of parts of each call of a head so far."""
+    counts: list[int] = []
+    slices = vocabulary_head._slices
+
+    def counted(count: int, size: int) -> list[slice]:
+        parts = slices(count, size)
+        counts.append(len(parts))
+        return parts
+
+    with (
+        mock.patch.object(vocabulary_head, "PLACES", 10_000 if group is None else PLACES),
+        mock.patch.object(vocabulary_head, "_slices", counted),
+    ):
+        yield counts
+
+
+def check_parts(case: dict[str, Any], group: RankGroup | None, counts: list[int]) -> None:
+    """Assert that one rank computed all logits at once, and each of several in more than one part, unless it has few."""
+    if case.get("head", "lm") != "lm":
+        assert not counts
+    elif group is None:
+        assert {*counts} == {1}
+    elif "rows" not in case:
+        assert max(counts) > 1
 
 
 def loss_of(output: Tensor, micro: MicroBatch, packed: PackedModel, kind: str) -> Tensor:
@@ -158,9 +207,11 @@ def computed(case: dict[str, Any], group: SequenceGroup | None) -> tuple[Tensor,
     packed, micro = packed_of(case, group), micro_batch(case)
     if case.get("noise"):
         packed.noise = embedding_noise(micro, 30.0, SHAPE["hidden_size"], seed=1)
-    output = run_packed(packed, micro)
-    loss = loss_of(output, micro, packed, case.get("loss", ""))
-    loss.backward()
+    with parts_of_logits(group) as counts:
+        output = run_packed(packed, micro)
+        loss = loss_of(output, micro, packed, case.get("loss", ""))
+        loss.backward()
+    check_parts(case, group, counts)
     gradients = {
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for name, parameter in packed.named_parameters()
@@ -194,8 +245,9 @@ def likeliest(rank: int, world: int) -> list[float]:
     for group in (None, sequence_group(world, 60.0)):
         packed, micro = packed_of({}, group).eval(), micro_batch({})
         packed.top = 5
-        with torch.no_grad():
+        with torch.no_grad(), parts_of_logits(group) as counts:
             outputs.append(run_packed(packed, micro))
+        check_parts({}, group, counts)
     return (outputs[0] - outputs[1]).abs().amax((1, 2)).tolist()
 
 

@@ -20,7 +20,7 @@ from alignment_core.models.tensor_parallel import (
     tensor_group,
 )
 from alignment_core.models.weight_transfer import WeightStream
-from tests.models.sequence_ranks import loss_of, micro_batch, model_of
+from tests.models.sequence_ranks import check_parts, loss_of, micro_batch, model_of, parts_of_logits
 
 SOFTCAPS = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}
 CASES: dict[str, dict[str, Any]] = {
@@ -77,9 +77,11 @@ def computed(case: dict[str, Any], group: TensorGroup | None) -> tuple[Tensor, T
     """Output, loss, and the model with its gradients."""
     packed = packed_of(case, group)
     micro = micro_batch(case, packed.shares_prefixes)
-    output = run_packed(packed, micro)
-    loss = loss_of(output, micro, packed, case.get("loss", ""))
-    loss.backward()
+    with parts_of_logits(group) as counts:
+        output = run_packed(packed, micro)
+        loss = loss_of(output, micro, packed, case.get("loss", ""))
+        loss.backward()
+    check_parts(case, group, counts)
     return output.detach(), loss.detach(), packed
 
 

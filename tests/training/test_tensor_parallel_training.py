@@ -36,7 +36,14 @@ from tests.training.test_kto_training import table as labelled  # noqa: F401 (a 
 from tests.training.test_master_weights import masters_in, next_round, one_step
 from tests.training.test_policy_ranks import Policy, sampled
 from tests.training.test_process_reward_training import table as stepwise  # noqa: F401 (a fixture)
-from tests.training.test_sequence_parallel_training import PPO, Result, check_equal, check_same_step, result
+from tests.training.test_sequence_parallel_training import (
+    PPO,
+    Result,
+    check_equal,
+    check_same_step,
+    parts_of_logits,
+    result,
+)
 from tests.training.test_sequence_parallel_training import jobs as every_job  # noqa: F401 (a fixture)
 from tests.training.test_trainer_ranks import export, greatest_difference, open_job, opened, train
 
@@ -262,7 +269,7 @@ def test_a_step_of_a_policy_is_that_of_one_rank(
         section |= {"kl": {"coefficient": 0.1}, "training": {"batch_size": 4}, "ema": {"decay": 0.75}}
         more: Any = {"critic": shaped(seed=3), "reference": shaped(seed=2)} if algorithm == "PPO" else {}
         layout: Any = {"zero_stage": zero_stage if world == 2 else 0, "max_tokens_per_microbatch": 64}
-        with machines(world).trainers() as group:
+        with machines(world).trainers() as group, parts_of_logits(group):
             folder = tmp_path / str(world)
             layout["trainer_tensor_parallel_size"] = size
             policy = Policy(group, machines(world), shaped(), folder, section, **layout, **more)
