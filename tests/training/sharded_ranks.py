@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from alignment_core.artifacts import Reference
 from alignment_core.cluster.device import ON_A_CPU, Device
@@ -22,6 +23,7 @@ from alignment_core.models.model_ref import Model
 from alignment_core.models.packed import PackedModel
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.training import engine
+from alignment_core.training.forward import ForwardJob
 from alignment_core.training.frozen import FrozenModel
 from alignment_core.training.learner import Learner, ModelSource, Term
 from alignment_core.training.ranks import join
@@ -95,6 +97,29 @@ def peak_of_frozen(rank: int, world: int, path: str, bf16: bool) -> int:
         model_at(path), "lm", torch.bfloat16 if bf16 else torch.float32, resources_of(world), DEVICE, rank, world
     )
     return peak.most
+
+
+def values(rank: int, world: int, path: str, bf16: bool, pairs: list[tuple[list[int], list[int]]]) -> list[float]:
+    """The summed log-probabilities of completions by a frozen model that is in parts from the start. Neither it nor the model
+    that it wraps may be moved as a whole, which a model on each rank is."""
+    job = ForwardJob(model_at(path), "lm", bf16)
+    resources = resources_of(world)
+    with (
+        patch.object(PackedModel, "to", side_effect=AssertionError("the whole model is moved")),
+        patch.object(PreTrainedModel, "to", side_effect=AssertionError("the whole model is moved")) as move,
+    ):
+        forward = job.open(resources, DEVICE, rank, world)
+        summed = torch.from_numpy(forward.run(pairs))
+        forward.close()
+        try:
+            job.open(resources.model_copy(update={"zero_stage": 0}), DEVICE, rank, world)
+        except AssertionError:
+            assert move.call_count == 1
+        else:
+            raise AssertionError("a move would not be noticed")
+    torch.distributed.all_reduce(summed)  # each row is computed on one rank
+    result: list[float] = summed.tolist()
+    return result
 
 
 def losses(rank: int, world: int, path: str, training: dict[str, Any], head: Any) -> list[Any]:
