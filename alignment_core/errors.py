@@ -33,6 +33,11 @@ class OutOfMemory(EnvironmentFault):
     """A micro-batch did not fit into memory. The stage begins again with half the tokens; the tasks never retry it."""
 
 
+class GpuOccupied(OutOfMemory):
+    """A micro-batch did not fit beside other processes, such as an engine, that hold most of the GPU's memory. Smaller ones
+    would hardly help, and the stage ends."""
+
+
 class InfrastructureError(AlignmentError):
     """An actor, an engine or a store died or did not answer. The stage is restarted from its progress."""
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from alignment_core.errors import OutOfMemory
+from alignment_core.errors import GpuOccupied, OutOfMemory
 from alignment_core.machine_memory import GIB
 
 SIGNS = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "std::bad_alloc")
@@ -22,15 +22,18 @@ def out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def memory_explained(tokens: int) -> Iterator[None]:
-    """Turn a failed allocation inside the block, which works on micro-batches of ``tokens``, into OutOfMemory."""
+    """Turn a failed allocation inside the block, which works on micro-batches of ``tokens``, into OutOfMemory; where other
+    processes hold most of the GPU's memory, into GpuOccupied."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
         reason = next((line for line in str(error).splitlines() if any(sign in line for sign in SIGNS)), "MemoryError")
-        raise OutOfMemory(
-            f"out of memory with micro-batches of {tokens} tokens (resources.max_tokens_per_microbatch){_of_others()}: "
+        of_others = _of_others()
+        kind = GpuOccupied if of_others else OutOfMemory
+        raise kind(
+            f"out of memory with micro-batches of {tokens} tokens (resources.max_tokens_per_microbatch){of_others}: "
             f"{reason.strip()}"
         ) from error
 

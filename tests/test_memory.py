@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from alignment_core.errors import OutOfMemory
+from alignment_core.errors import GpuOccupied, OutOfMemory
 from alignment_core.memory import memory_explained
 
 
@@ -43,6 +43,7 @@ def test_the_sentence_names_other_processes_that_hold_most_of_the_gpu(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
     of_others = "such as an engine, that hold 58.0 of the GPU's 80.0 GiB (resources.gpu_memory_utilization): CUDA out"
     assert (of_others in str(raised.value)) is names
+    assert type(raised.value) is (GpuOccupied if names else OutOfMemory)
 
 
 def test_errors_other_than_memory_are_raised_unchanged() -> None:

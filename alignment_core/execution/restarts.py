@@ -16,6 +16,7 @@ from alignment_core.errors import (
     AlignmentError,
     DeadlineExceeded,
     EnvironmentFault,
+    GpuOccupied,
     InfrastructureError,
     MemoryPressure,
     OutOfMemory,
@@ -54,8 +55,9 @@ def with_restarts(
 
     After an InfrastructureError it is called again, at most ``actor_restarts`` times (then RestartsExhausted). After
     MemoryPressure it is called again once the memory is free, which does not count as a restart. After OutOfMemory it is called
-    again with half of ``max_tokens_per_microbatch``: how a batch is cut changes a result only by rounding. A DeadlineExceeded
-    is final, because a call that hangs may hold processes that must end first; so is every error once ``stopping`` is set.
+    again with half of ``max_tokens_per_microbatch``: how a batch is cut changes a result only by rounding. GpuOccupied is
+    final, and so is a DeadlineExceeded, because a call that hangs may hold processes that must end first; so is every error
+    once ``stopping`` is set.
     ``warn`` is called with a sentence for each new attempt, ``waits`` with the reason of a wait (None when it ends).
     """
     restarts = 0
@@ -96,6 +98,11 @@ def with_restarts(
         except OutOfMemory as error:
             if stopping.is_set():
                 raise Stopped(f"{label}: stopped, and {error}") from error
+            if isinstance(error, GpuOccupied):
+                raise GpuOccupied(
+                    f"{label}: {error}; lower resources.gpu_memory_utilization, set resources.placement: disaggregated, or end "
+                    "the other processes"
+                ) from error
             if budget // 2 < LEAST_TOKENS:
                 raise OutOfMemory(
                     f"{label}: {error}, and no smaller size is left to try; {_less_memory(resources)}"

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from alignment_core.artifacts import Reference
 from alignment_core.cluster.actor import Actor, Call
 from alignment_core.cluster.device import Device
-from alignment_core.errors import EnvironmentFault, OutOfMemory
+from alignment_core.errors import EnvironmentFault, GpuOccupied, OutOfMemory
 from alignment_core.execution.restarts import with_restarts
 from alignment_core.memory import memory_explained
 from alignment_core.models.model_ref import Model
@@ -79,3 +79,39 @@ def test_a_micro_batch_that_does_not_fit_may_be_halved() -> None:
     actor.make(Trainer, {}, partial(memory_explained, 512))
     with pytest.raises(OutOfMemory, match=r"^out of memory with micro-batches of 512 tokens .*Tried to allocate"):
         actor.call(Call("train"))
+
+
+@pytest.mark.parametrize(("of_trainer", "budgets"), [(20, [1024]), (60, [1024, 512, 256])], ids=["engine", "trainer"])
+def test_micro_batches_are_halved_unless_an_engine_has_most_of_the_memory(
+    of_trainer: int, budgets: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 80 GiB 2 are free. There is no GPU: its numbers are those of a stand-in."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2 << 30, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: of_trainer << 30)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    tried: list[int] = []
+
+    class Trainer:
+        def __init__(self, resources: ResourcesConfig) -> None:
+            self.tokens = resources.token_budget
+
+        def train(self) -> None:
+            tried.append(self.tokens)
+            if self.tokens > 256:
+                does_not_fit()
+
+    def attempt(resources: ResourcesConfig, _: Any) -> None:
+        actor = Actor("trainers[0]")
+        actor.make(Trainer, {"resources": resources}, partial(memory_explained, resources.token_budget))
+        actor.call(Call("train"))
+
+    resources = ResourcesConfig(max_tokens_per_microbatch=1024)
+    if of_trainer == 20:
+        with pytest.raises(
+            GpuOccupied, match=r"^sft: out of memory .* such as an engine, that hold 58\.0 of the GPU's"
+        ):
+            with_restarts("sft", resources, threading.Event(), attempt)
+    else:
+        with_restarts("sft", resources, threading.Event(), attempt)
+    assert tried == budgets

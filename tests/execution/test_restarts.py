@@ -16,6 +16,7 @@ from alignment_core.errors import (
     DataError,
     DeadlineExceeded,
     EnvironmentFault,
+    GpuOccupied,
     InfrastructureError,
     MemoryPressure,
     NumericError,
@@ -139,6 +140,15 @@ def test_out_of_memory_while_a_run_is_stopped_begins_no_other_attempt() -> None:
 
     with pytest.raises(Stopped, match="sft: stopped, and it does not fit"):
         restarts.with_restarts("sft", ResourcesConfig(), stopping, attempt)
+
+
+def test_no_smaller_micro_batch_is_tried_beside_processes_that_hold_most_of_the_memory(run: Any) -> None:
+    says = (
+        "it does not fit; lower resources.gpu_memory_utilization, set resources.placement: disaggregated, or end the "
+    )
+    with pytest.raises(GpuOccupied, match=f"round-1/patient: {says}other processes$") as caught:
+        run(fail(GpuOccupied("it does not fit")), succeed)
+    assert (caught.value.exit_code, caught.value.retryable) == (3, False)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from alignment_core.models.attention import NAME, TreeAttention
 from alignment_core.models.microbatch import Row, TokenSequence, pack
 from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.models.prefix_tree import lay_out
+from tests.stages.calls import python
 
 TINY = {
     "vocab_size": 64,
@@ -63,6 +64,31 @@ def test_output_and_gradients_are_those_of_attention_with_a_mask(
         strict=True,
     ):
         assert (ours - theirs).norm() < rounding * theirs.norm()
+
+
+WITHOUT_PRIVATE_NAMES = """
+import json, torch
+namespace = type(torch.ops.aten)
+get = namespace.__getattr__
+def without(self, name):
+    if self.name == "aten" and "flash_attention_for_cpu" in name:
+        raise AttributeError(name)
+    return get(self, name)
+namespace.__getattr__ = without
+for name in [name for name in vars(torch.ops.aten) if "flash_attention_for_cpu" in name]:
+    delattr(torch.ops.aten, name)
+from alignment_core.models import attention, packed
+try:
+    attention._kernels()
+except AttributeError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+@pytest.mark.slow
+def test_models_are_imported_where_pytorch_lacks_its_private_kernels() -> None:
+    """Only attention on a CPU calls them."""
+    assert python(WITHOUT_PRIVATE_NAMES) == "_scaled_dot_product_flash_attention_for_cpu"
 
 
 def model_of(architecture: str, **changes: Any) -> Any:

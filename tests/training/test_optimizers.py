@@ -11,6 +11,9 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from alignment_core.errors import UserError
 from alignment_core.execution.packages import packages_of
@@ -58,6 +61,39 @@ def test_muon_trains_hidden_matrices_and_adamw_the_other_parameters() -> None:
     before = [parameter.clone() for parameter in model.parameters()]
     step(model, optimizer, 1)
     assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+
+
+class Operators(TorchDispatchMode):
+    """Names of the operators that get tensors of a device."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device = device
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        if any(isinstance(of, torch.Tensor) and of.device.type == self.device for of in tree_leaves(arguments)):
+            self.names.add(function.name().removeprefix("aten::"))
+        return function(*arguments, **(options or {}))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_adamw_is_fused_on_every_device(name: str, device: str) -> None:
+    """Tensors with a device and a shape, but without memory, stand for those of a GPU."""
+    model = Small()
+    with FakeTensorMode():
+        for module in (model.embed, model.inner, model.lm_head):
+            for at, parameter in [*module.named_parameters()]:
+                setattr(module, at, torch.nn.Parameter(torch.empty(parameter.shape, device=device)))
+                getattr(module, at).grad = torch.empty(parameter.shape, device=device)
+        optimizer: Any = make_optimizer(model, TrainingConfig(optimizer=name), 0, ResourcesConfig())  # type: ignore[arg-type]
+        with Operators(device) as operators:
+            optimizer.step()
+    adamw = optimizer.parts[1] if name == "muon" else optimizer
+    assert all(group["fused"] for group in adamw.param_groups)
+    assert "_fused_adamw_" in operators.names
+    assert not any("addcdiv" in operator for operator in operators.names), "the end of a step that is not fused"
 
 
 def test_a_step_of_muon_is_orthogonal_with_the_size_of_an_adamw_step() -> None:

@@ -4,6 +4,7 @@ they contain no pickles."""
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from alignment_core.artifacts.stored_progress import PLAIN, settled
 from alignment_core.recipes import DpoLossConfig
 from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.sft import Sft
+from alignment_core.training.portable_checkpoint import Portable, _Part
 from alignment_core.training.resumable import save_progress
 from tests.matrix import cases, matrix
 from tests.training.test_policy_ranks import Policy, sampled
@@ -84,6 +86,22 @@ def test_ranks_write_about_as_much_each(zero_stage: int, make_job: Any, machines
     assert {*load_file(first)}.isdisjoint(load_file(second))
     largest = max(tensor.nbytes for tensor in load_file(first).values())
     assert abs(first.stat().st_size - second.stat().st_size) <= 2 * largest
+
+
+@pytest.mark.parametrize("has_part", [True, False])
+def test_parts_are_added_up_on_the_device_of_the_engine(has_part: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An offloaded optimiser has its part in CPU memory, of which NCCL sums no tensors. The meta device stands for a GPU."""
+    part = _Part(torch.ones(6), start=2, at=1, size=3) if has_part else None
+    portable: Any = object.__new__(Portable)
+    portable.engine = SimpleNamespace(device=torch.device("meta"))
+    portable.zero_stage = 2
+    portable._peers = None
+    portable._part = lambda _: part
+    summed: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, group: summed.append(tensor))
+    whole = portable._of_peers(torch.nn.Parameter(torch.zeros(2, 4)), "weights")
+    assert [tensor.device.type for tensor in summed] == ["meta"]
+    assert (whole.device.type, whole.shape, whole.dtype) == ("meta", (2, 4), torch.float32)
 
 
 @pytest.mark.parametrize("name", ["muon", "adafactor"])
