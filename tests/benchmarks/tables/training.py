@@ -26,6 +26,7 @@ GOALS_BESIDE_TRL = {"sft-fp32": "1.6", "sft-bf16": "2.2", "dpo": "2.5", "grpo": 
 PARTS_OF_STAGES = {"training": "training", "forward": "forward passes", "decoding": "sampling"}
 """How the page calls what a coefficient tells."""
 BARE, PRODUCT = "bare", "product"
+TYPES = {"float32": "fp32", "bfloat16": "bf16"}
 PREFIXES = {
     "completions": "4 prompts of 200 tokens, 8 completions of 61 each",
     "pairs": "8 pairs of 150 + 60 tokens",
@@ -151,6 +152,26 @@ def prefixes(runs: Sequence[Run]) -> str:
     return table(("rows", "speed-up", "difference of the gradient"), rows)
 
 
+def head(runs: Sequence[Run]) -> str:
+    rows = [
+        [
+            f"{line['measured']}, {TYPES[line['type']]}, {line['places']:,} places of {line['vocabulary']:,} tokens",
+            line["side"].removeprefix("chunks, ") if line["side"] != "chunks" else "any loss",
+            *_chunked_and_whole(line),
+            number(line["ratio"], 3),
+            number(line["bound"]),
+        ]
+        for line in lines(runs)
+    ]
+    return table(("measurement", "loss", "in chunks", "whole logits", "ratio", "goal"), rows)
+
+
+def _chunked_and_whole(line: Line) -> list[str]:
+    if "bytes" in line:
+        return [f"{line[name] / 1e9:.2f} GB" for name in ("bytes", "whole_bytes")]
+    return [f"{number(line[name], 2)} s" for name in ("seconds", "whole_seconds")]
+
+
 def step_data(runs: Sequence[Run]) -> str:
     results = lines(runs)
     seconds = [span((line[f"{way}_seconds"] for line in results), 2) for way in ("columns", "lists")]
@@ -220,6 +241,14 @@ FIGURES = (
         "training", "the trainer beside a bare loop", ("python -m tests.benchmarks training",), 6, bare_loop, runs=2
     ),
     Figure("prefixes", "shared prefixes in training", ("python -m tests.benchmarks prefixes",), 6, prefixes, runs=2),
+    Figure(
+        "head",
+        "log-probabilities in chunks of places",
+        ("python -m tests.benchmarks head",),
+        4,
+        head,
+        exit_codes=(0, 1),
+    ),
     Figure("step-data", "data of a step of RL", ("python -m tests.benchmarks step_data",), 2, step_data, runs=2),
     Figure(
         "driver",
