@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 def shard(module: nn.Module, dtype: torch.dtype, device: str, settings: Any) -> None:
@@ -21,7 +21,9 @@ def shard(module: nn.Module, dtype: torch.dtype, device: str, settings: Any) -> 
     whole has one dimension and the shape (0,).
     """
     import deepspeed
+    from deepspeed.runtime.zero.linear import LinearFunctionForZeroStage3
 
+    LinearFunctionForZeroStage3.forward = staticmethod(_linear)
     parameters: list[Any] = [*module.parameters()]
     copied = _copied(parameters, dtype)
     # Not as a context of `from_pretrained`, which would compute rotary frequencies in bf16.
@@ -30,6 +32,22 @@ def shard(module: nn.Module, dtype: torch.dtype, device: str, settings: Any) -> 
     for part in module.modules():
         for name, buffer in part.named_buffers(recurse=False):
             part._buffers[name] = buffer.to(device)
+
+
+def unshard_linear() -> None:
+    """Give later models of this process the linear layers of PyTorch again, which DeepSpeed replaces for all models at once."""
+    from deepspeed.runtime.zero.partition_parameters import InsertPostInitMethodToModuleSubClasses
+
+    nn.functional.linear = getattr(InsertPostInitMethodToModuleSubClasses, "linear_bk", nn.functional.linear)
+
+
+def _linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """That of DeepSpeed, which adds the bias in place: selective recomputation keeps products of matrices, would find the bias
+    in them already, and would add it once more."""
+    if bias is not None and states.dim() == 2:
+        return torch.addmm(bias, states, weight.t())
+    product = states.matmul(weight.t())
+    return product if bias is None else product + bias
 
 
 def _copied(parameters: Sequence[nn.Parameter], dtype: torch.dtype) -> Iterator[nn.Parameter]:
