@@ -229,9 +229,10 @@ def _of_rewards(
 ) -> dict[str, tuple[Place, ...]]:
     """The places of the actors of each reward model: in turn on its own GPUs, those of another model, or ``shared``. All on a
     GPU claim equal parts of what is ``left`` of it, in ``PARTS``."""
-    in_turn = {host: itertools.cycle(gpus) for host, gpus in [*groups.items(), (None, shared)]}
+    of_host = {host: tuple(sorted(gpus)) for host, gpus in [*groups.items(), (None, shared)]}
+    in_turn = {gpus: itertools.cycle(gpus) for gpus in of_host.values()}
     gpus = {
-        name: [next(in_turn[host_of_reward(resources, number)]) for _ in range(judges_of(resources, number))]
+        name: [next(in_turn[of_host[host_of_reward(resources, number)]]) for _ in range(judges_of(resources, number))]
         for number, name in enumerate(names)
     }
     actors = Counter(itertools.chain(*gpus.values()))

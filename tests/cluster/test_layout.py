@@ -190,6 +190,8 @@ def test_the_actors_of_several_reward_models_are_on_gpus_in_turn() -> None:
     assert [[place.bundles for place in of_model] for of_model in places] == [[(0,)], [(1,)], [(2,)]]
     _, places = with_rewards([4], 2, judges=3)
     assert [[place.bundles for place in of_model] for of_model in places] == [[(0,), (1,), (2,)], [(3,), (0,), (1,)]]
+    _, places = with_rewards([4], 2, trainers=4, models={"reward_models": [{"colocate_with": "policy"}]})
+    assert [[place.bundles for place in of_model] for of_model in places] == [[(0,)], [(1,)]]
 
 
 def test_reward_models_are_not_on_the_gpus_of_other_models_unless_the_recipe_says_so() -> None:
