@@ -34,8 +34,8 @@ class OutOfMemory(EnvironmentFault):
 
 
 class GpuOccupied(OutOfMemory):
-    """A micro-batch did not fit beside other processes, such as an engine, that hold most of the GPU's memory. Smaller ones
-    would hardly help, and the stage ends."""
+    """A micro-batch did not fit beside other processes, such as an engine, that hold more than half of the GPU's memory. The
+    stage ends, because smaller ones would hardly help."""
 
 
 class InfrastructureError(AlignmentError):

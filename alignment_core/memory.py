@@ -23,14 +23,14 @@ def out_of_memory(error: BaseException) -> bool:
 @contextmanager
 def memory_explained(tokens: int) -> Iterator[None]:
     """Turn a failed allocation inside the block, which works on micro-batches of ``tokens``, into OutOfMemory; where other
-    processes hold most of the GPU's memory, into GpuOccupied."""
+    processes hold more than half of the GPU's memory, into GpuOccupied."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
         reason = next((line for line in str(error).splitlines() if any(sign in line for sign in SIGNS)), "MemoryError")
-        of_others = _of_others()
+        of_others = _of_others() if _is_of_gpu(error) else ""
         kind = GpuOccupied if of_others else OutOfMemory
         raise kind(
             f"out of memory with micro-batches of {tokens} tokens (resources.max_tokens_per_microbatch){of_others}: "
@@ -38,8 +38,13 @@ def memory_explained(tokens: int) -> Iterator[None]:
         ) from error
 
 
+def _is_of_gpu(error: BaseException) -> bool:
+    """Whether it was an allocation on a GPU, by its text."""
+    return any(name in str(error) for name in ("CUDA", "CUBLAS"))
+
+
 def _of_others() -> str:
-    """How much of this process's GPU other processes hold, if that is most of what is used."""
+    """How much of this process's GPU other processes hold, if that is more than half of its memory."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return ""
@@ -49,7 +54,7 @@ def _of_others() -> str:
         return ""
     own = torch.cuda.memory_reserved()
     others = total - free - own
-    if others <= own:
+    if others <= total // 2:
         return ""
     return (
         f", beside other processes, such as an engine, that hold {others / GIB:.1f} of the GPU's {total / GIB:.1f} GiB "

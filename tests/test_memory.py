@@ -31,11 +31,11 @@ def test_errors_of_other_allocators_are_recognised_by_their_message(error: Excep
         raise error
 
 
-@pytest.mark.parametrize(("free", "own", "names"), [(2, 20, True), (2, 60, False)])
+@pytest.mark.parametrize(("free", "own", "names"), [(2, 20, True), (2, 60, False), (70, 4, False), (8, 34, False)])
 def test_the_sentence_names_other_processes_that_hold_most_of_the_gpu(
     free: int, own: int, names: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 80 GiB: 2 are free, and 58 or 18 are those of others. No GPU is there to ask."""
+    """Of 80 GiB: others hold 58, 18, 6 or 38. No GPU is there to ask."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free << 30, 80 << 30))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: own << 30)
@@ -44,6 +44,15 @@ def test_the_sentence_names_other_processes_that_hold_most_of_the_gpu(
     of_others = "such as an engine, that hold 58.0 of the GPU's 80.0 GiB (resources.gpu_memory_utilization): CUDA out"
     assert (of_others in str(raised.value)) is names
     assert type(raised.value) is (GpuOccupied if names else OutOfMemory)
+
+
+def test_an_allocation_on_the_cpu_is_no_matter_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2 << 30, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 20 << 30)
+    with pytest.raises(OutOfMemory) as raised, memory_explained(512):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
+    assert type(raised.value) is OutOfMemory
 
 
 def test_errors_other_than_memory_are_raised_unchanged() -> None:

@@ -10,7 +10,6 @@ from alignment_core.errors import (
     AlignmentError,
     DataError,
     EnvironmentFault,
-    GpuOccupied,
     MemoryPressure,
     OutOfMemory,
     Stopped,
@@ -125,6 +124,6 @@ def may_be_caused_by_rows(error: Exception) -> bool:
     or its database; outages, what the machine lacks, and a wrong recipe or file are not in the rows either.
     """
     if isinstance(error, (DataError, OutOfMemory)):
-        return not isinstance(error, GpuOccupied)
+        return True
     elsewhere = (Stopped, Unavailable, MemoryPressure, StoreError, EnvironmentFault, UserError, AlreadyRuns)
     return isinstance(error, AlignmentError) and not isinstance(error, elsewhere)

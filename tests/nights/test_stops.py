@@ -221,6 +221,7 @@ def test_every_error_class_is_classified_as_counting_or_not():
         kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.AlignmentError)
     ]
     counted |= {"PeerFailed", "RestartsExhausted"}  # of an actor that died
+    counted |= {"GpuOccupied"}  # a row may be too long for what an engine leaves
     assert {kind.__name__ for kind in kinds if may_be_caused_by_rows(kind("no"))} == counted
 
 
