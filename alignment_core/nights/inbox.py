@@ -62,7 +62,7 @@ class NamedImages(ImageDigests):
     def __init__(self) -> None:
         super().__init__()
         self.at_addresses: set[str] = set()
-        """Digests of addresses: images at these are not read twice."""
+        """Digests that were made of addresses themselves, which say nothing of the contents."""
 
     def _content(self, place: str, image: str) -> bytes:
         content = super()._content(place, image)
@@ -152,8 +152,9 @@ def _read(
         return None
     pair = _parsed(content, source, reader, folder)
     kept = _images_of(pair)
+    # The next reading would find another digest, and the row would be taken once more.
     if any(before != now and before not in digests.at_addresses for before, now in zip(named, kept, strict=True)):
-        raise ValueError("an image changed while it was read")  # with the digest of this row, it would be new again
+        raise ValueError("`images`: a file changed while the inbox was read; the next night reads it again")
     return InboxRow(digest, where, pair, kept)
 
 

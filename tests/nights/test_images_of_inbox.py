@@ -109,7 +109,8 @@ def test_a_row_whose_image_changes_while_it_is_read_waits_and_is_then_taken_once
     drop("a.jsonl", pair(1, images=["pictures/red.png"]), pair(2, images=["pictures/red.png"]), pair(3))
     first = read()
     assert [row.where for row in first.rows] == ["a.jsonl:3"]
-    assert first.malformed == [f"a.jsonl:{line}: an image changed while it was read" for line in (1, 2)]
+    says = "`images`: a file changed while the inbox was read; the next night reads it again"
+    assert first.malformed == [f"a.jsonl:{line}: {says}" for line in (1, 2)]
     second = read(seen=first)
     assert [(row.where, row.images) for row in second.rows] == [
         ("a.jsonl:1", (digest_of(pictures["red"]),)),
