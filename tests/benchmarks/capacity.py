@@ -4,7 +4,7 @@
 
 Prints predicted by measured seconds for each stage of the larger model, and exits 1 if one is off by more than a quarter.
 Coefficients are those of the cores' time, as with `--like`. `by_clock` compares with the seconds of the stage on the wall,
-during which the run's other processes and those of the machine may have used its cores; its load is printed, too.
+during which the run's other processes and those of the machine may have used its cores; the machine's load is printed, too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _records(home: Path) -> list[Provenance]:
 
 def compare(home: Path, small: list[Provenance], large: list[Provenance]) -> bool:
     """Print what the small model's stages predict for those of the large one; whether all are within the bound."""
-    is_within = True
+    predictions = list[float]()
     store = open_store(str(home / "store"))
 
     def shape_of(reference: Reference) -> dict[str, Any]:
@@ -56,9 +56,9 @@ def compare(home: Path, small: list[Provenance], large: list[Provenance]) -> boo
             ratios = {"predicted_by_measured": value, "by_clock": by_clock[name]}
             shown = {title: round(of_stage / getattr(known, name), 3) for title, of_stage in ratios.items()}
             print(json.dumps({"stage": record.label, "coefficient": name, **shown}))
-            is_within = is_within and abs(shown["predicted_by_measured"] - 1) <= MOST
+            predictions.append(shown["predicted_by_measured"])
     print(json.dumps({"load_of_15_minutes": round(os.getloadavg()[2], 2), "cores": os.cpu_count()}))
-    return is_within
+    return bool(predictions) and all(abs(ratio - 1) <= MOST for ratio in predictions)
 
 
 def main() -> int:

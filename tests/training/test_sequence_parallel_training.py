@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import transformers
 from safetensors.torch import load_file
 
 from alignment_core.cluster.actor import call
+from alignment_core.errors import InfrastructureError
 from alignment_core.models import vocabulary_head
 from alignment_core.models.model_ref import Model
 from alignment_core.models.scratch import create_model
@@ -73,8 +74,11 @@ def parts_of_logits(trainers: TrainerActors) -> Iterator[TrainerActors]:
     places = PLACES if len(ranks) > 1 else 10_000
     trainers.group.run_on(ranks, setattr, vocabulary_head, "PLACES", places)
     assert trainers.group.run_on(ranks, getattr, vocabulary_head, "PLACES") == [places] * len(ranks)
-    yield trainers
-    trainers.group.run_on(ranks, setattr, vocabulary_head, "PLACES", vocabulary_head.PLACES)
+    try:
+        yield trainers
+    finally:
+        with suppress(InfrastructureError):  # of actors that died
+            trainers.group.run_on(ranks, setattr, vocabulary_head, "PLACES", vocabulary_head.PLACES)
 
 
 def metrics(reports: Sequence[StepReport]) -> dict[str, float]:

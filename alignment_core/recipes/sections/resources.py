@@ -94,7 +94,7 @@ class ModelPlacements(Config):
     reference: FrozenPlacement = FrozenPlacement()
     """The reference of the KL, unless it is the policy without its adapters."""
     reward: FrozenPlacement = FrozenPlacement()
-    """Reward models: each is in processes of its own, and all share these GPUs."""
+    """Reward models without an entry in `reward_models`: each has its own processes, and they share these GPUs."""
     reward_models: tuple[FrozenPlacement, ...] = unkeyed(())
     """GPUs of single reward models: one entry for each `reward_model` and `process_reward_model` of `rl.rewards`, in their
     order. Those without an entry are placed by `reward`."""
@@ -142,8 +142,8 @@ class ResourcesConfig(Config):
     on one node while any has room for all of them. Choose a size that divides the GPUs of each node, because a group for which
     no node has room crosses nodes, which is slower."""
     engines: int | None = Field(None, ge=1)
-    """Number of vLLM engines. Default: as many as the trainers' GPUs hold, each on one node; if disaggregated, as many as the
-    GPUs hold that trainers leave, or half of all GPUs if neither number is given."""
+    """Number of vLLM engines. Default: as many as fit on the trainers' GPUs, each on one node; if disaggregated, as many as
+    fit on those that the trainers leave, or on half of all GPUs if neither number is given."""
     models: ModelPlacements = unkeyed(ModelPlacements())
     """GPUs of the critic, the reference and reward models in reinforcement learning. Default: those of the trainers."""
     judges: int | None = Field(None, ge=1)
@@ -189,7 +189,8 @@ class ResourcesConfig(Config):
     Also set it for rows longer than `max_tokens_per_microbatch`, each of which is a micro-batch of its own."""
     max_tokens_per_microbatch: int | None = Field(None, ge=16)
     """Token budget of a packed micro-batch. Default: 2,048 on a CPU, where more is not faster; 8,192 on a GPU, half of
-    OpenRLHF 0.11's 16,192, which is for 80 GB. A stage that runs out of memory restarts with half of it."""
+    OpenRLHF 0.11's 16,192, which is for 80 GB. A stage that runs out of memory restarts with half of
+    it, unless other processes hold more than half of the GPU's memory."""
     attention: Literal["auto", "sdpa", "flash_attention_2"] = "auto"
     """Attention of models that train or score. `auto`: sequences of a micro-batch share the computation of common prefixes, if
     the model has plain causal attention (on CUDA by FlexAttention, if it passes a test when the model is loaded). Otherwise,

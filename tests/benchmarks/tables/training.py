@@ -24,7 +24,7 @@ PAIRS = {
 }
 GOALS_BESIDE_TRL = {"sft-fp32": "1.6", "sft-bf16": "2.2", "dpo": "2.5", "grpo": "4"}
 PARTS_OF_STAGES = {"training": "training", "forward": "forward passes", "decoding": "sampling"}
-"""How the page calls what a coefficient tells."""
+"""Names of coefficients in the table."""
 BARE, PRODUCT = "bare", "product"
 TYPES = {"float32": "fp32", "bfloat16": "bf16"}
 PREFIXES = {
