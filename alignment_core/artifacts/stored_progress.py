@@ -107,15 +107,15 @@ class StoredProgress:
         self._note(folder, stored)
 
     def push(self, folder: Path) -> bool:
-        """Replace the snapshot by the content of ``folder``, which may change once its files are linked; False if it changed
-        before, and a retry is needed."""
+        """Replace the snapshot by the content of ``folder``, to which files may be added at any time, and which may change once
+        its files are linked; False if one changed before, and a retry is needed."""
         links = folder / _LINKS
         try:
-            files = _identities(settled(folder))
+            files = _files_with_checkpoints_of(settled(folder), folder)
             if not files or files == self._pushed:
                 return True
             linked = _link(folder, files, links)
-            if _identities(settled(folder)) != files:
+            if not files.items() <= _identities(settled(folder)).items():
                 return False
             entries = self._entries_of(links, files)
             digests = {entry.sha256 for entry in entries}
@@ -226,6 +226,17 @@ def _empty(folder: Path) -> None:
         for path in folder.iterdir():
             if path.name != _LOCK:
                 remove_tree(path)
+
+
+def _files_with_checkpoints_of(before: Iterable[str], folder: Path) -> dict[str, _Identity]:
+    """The files of a folder, without checkpoints that were not complete ``before`` it was listed: what these refer to, such as
+    images of episodes, may have come after its own place in the list."""
+    complete = {path.partition("/")[0] for path in before}
+    return {
+        path: identity
+        for path, identity in _identities(settled(folder)).items()
+        if not path.startswith(_CHECKPOINT) or path.partition("/")[0] in complete
+    }
 
 
 def _identities(files: Mapping[str, os.stat_result]) -> dict[str, _Identity]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from alignment_core.artifacts import Store, collect, open_store, prune
+from alignment_core.artifacts import Store, collect, open_store, prune, stored_progress
 from alignment_core.artifacts.paths import SNAPSHOTS, blob_path
 from alignment_core.artifacts.stored_progress import StoredProgress, settled
 from alignment_core.errors import Stopped
@@ -183,6 +183,51 @@ def test_a_checkpoint_deleted_during_a_push_is_no_error(machine: Machine, monkey
     assert not progress.push(folder)
     checkpoint(folder, 20)
     assert progress.push(folder)
+
+
+def test_files_that_appear_during_a_push_do_not_hold_it_up(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the images that episodes of engines that sample ahead show."""
+    store, folder = machine("one")
+    checkpoint(folder, 10)
+    (folder / "observed").mkdir()
+    before = contents(folder)
+    link = os.link
+
+    def appears(*arguments: Path) -> None:
+        (folder / "observed" / f"{len(contents(folder))}.json").write_text("{}")
+        link(*arguments)
+
+    monkeypatch.setattr(os, "link", appears)
+    assert StoredProgress(store, KEY).push(folder)
+    there, theirs = machine("two")
+    StoredProgress(there, KEY).pull(theirs)
+    assert contents(theirs) == before
+    assert len(contents(folder)) == len(before) + 2
+
+
+def test_a_checkpoint_that_completes_while_files_are_listed_waits_for_the_next_push(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it refers to may be missing in the list."""
+    store, folder = machine("one")
+    checkpoint(folder, 10)
+    lists = list[int]()
+
+    def listed(of: Path) -> dict[str, os.stat_result]:
+        lists.append(1)
+        if len(lists) == 2:
+            checkpoint(folder, 20)
+        return settled(of)
+
+    monkeypatch.setattr(stored_progress, "settled", listed)
+    progress = StoredProgress(store, KEY)
+    assert progress.push(folder)
+    there, theirs = machine("two")
+    StoredProgress(there, KEY).pull(theirs)
+    assert {path.partition("/")[0] for path in contents(theirs)} == {"step-00000010"}
+    assert progress.push(folder)
+    StoredProgress(there, KEY).pull(theirs)
+    assert {path.partition("/")[0] for path in contents(theirs)} == {"step-00000010", "step-00000020"}
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["linked", "copied"])
