@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+_LINEAR = nn.functional.linear
+"""That of PyTorch."""
+
 
 def shard(module: nn.Module, dtype: torch.dtype, device: str, settings: Any) -> None:
     """Leave each rank its part of every parameter of ``module``, in ``dtype``, and move the buffers to the ``device``, in their
@@ -34,20 +37,16 @@ def shard(module: nn.Module, dtype: torch.dtype, device: str, settings: Any) -> 
             part._buffers[name] = buffer.to(device)
 
 
-def unshard_linear() -> None:
+def restore_linear() -> None:
     """Give later models of this process the linear layers of PyTorch again, which DeepSpeed replaces for all models at once."""
-    from deepspeed.runtime.zero.partition_parameters import InsertPostInitMethodToModuleSubClasses
-
-    nn.functional.linear = getattr(InsertPostInitMethodToModuleSubClasses, "linear_bk", nn.functional.linear)
+    nn.functional.linear = _LINEAR
 
 
 def _linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """That of DeepSpeed, which adds the bias in place: selective recomputation keeps products of matrices, would find the bias
-    in them already, and would add it once more."""
-    if bias is not None and states.dim() == 2:
-        return torch.addmm(bias, states, weight.t())
-    product = states.matmul(weight.t())
-    return product if bias is None else product + bias
+    """[…, H] → […, O], as PyTorch computes it. DeepSpeed's adds the bias in place: selective recomputation keeps products of
+    matrices, would find the bias in them already, and would add it once more."""
+    product = _LINEAR(states.reshape(-1, states.shape[-1]), weight, bias)
+    return product.view(*states.shape[:-1], weight.shape[0])
 
 
 def _copied(parameters: Sequence[nn.Parameter], dtype: torch.dtype) -> Iterator[nn.Parameter]:

@@ -10,7 +10,7 @@ import torch
 from alignment_core.credentials import cut, resolved
 from alignment_core.errors import UserError, one_line
 from alignment_core.models.quantization import size as numbers_of
-from alignment_core.models.sharded import shard, unshard_linear
+from alignment_core.models.sharded import restore_linear, shard
 from alignment_core.models.tensor_parallel import TensorGroup
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.training.ema import whole_tensors
@@ -180,7 +180,7 @@ def close_engine(engine: Any, module: torch.nn.Module, zero_stage: int) -> None:
     from deepspeed.runtime.zero import parameter_offload
     from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 
-    unshard_linear()
+    restore_linear()
     stack = parameter_offload.FWD_MODULE_STACK
     stack[:] = [other for other in stack if other is not module]
     # DeepSpeed wraps its methods, so the caches are in closures.
