@@ -19,11 +19,12 @@ JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Ray's variable, with the settings of the jobs that a process starts; without it actors import for themselves."""
 
 
-def preload() -> None:
-    """Have the Rays that this process and its children start fork their actors."""
+def preload(owner: int | None = None) -> None:
+    """Have the Rays that this process and its children start fork their actors, of servers that end with the process
+    ``owner``, by default this one."""
     if os.environ.get("ALIGN_TESTS_PRELOADED") == "0":
         return
     sockets = tempfile.mkdtemp(prefix="preloaded-", dir="/tmp")  # a short path
-    subprocess.Popen([sys.executable, "-I", "-S", str(FOLDER / "spawn.py"), sockets, str(os.getpid())])
+    subprocess.Popen([sys.executable, "-I", "-S", str(FOLDER / "spawn.py"), sockets, str(owner or os.getpid())])
     executable = f"{sys.executable} -I -S {FOLDER / 'launch.py'} {sockets}"
     os.environ[JOB_CONFIG] = json.dumps({"runtime_env": {"py_executable": executable}, "metadata": {}})

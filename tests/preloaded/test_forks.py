@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import preloaded
 from tests.conftest import TinyModel
 from tests.host.idle_flow import start_idle_flow
 from tests.matrix import matrix
@@ -19,7 +21,20 @@ ATTEMPTS = 4
 """An actor imports for itself while the server of its environment is importing: later ones are forked."""
 
 
+@pytest.fixture
+def own_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Servers of this test alone: all others may have forks for tests that ran before, and no further one would start."""
+    if preloaded.JOB_CONFIG in os.environ:
+        monkeypatch.setenv(preloaded.JOB_CONFIG, os.environ[preloaded.JOB_CONFIG])  # restored at the end
+    owner = subprocess.Popen(["sleep", "600"])
+    preloaded.preload(owner.pid)
+    yield
+    owner.kill()
+    owner.wait()
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_servers")
 @pytest.mark.skipif(
     os.environ.get("ALIGN_TESTS_PRELOADED") == "0", reason="ALIGN_TESTS_PRELOADED=0: actors import for themselves"
 )
