@@ -111,7 +111,7 @@ class StoredProgress:
         its files are linked; False if one changed before, and a retry is needed."""
         links = folder / _LINKS
         try:
-            files = _files_with_checkpoints_of(settled(folder), folder)
+            files = _consistent_files(folder)
             if not files or files == self._pushed:
                 return True
             linked = _link(folder, files, links)
@@ -228,10 +228,10 @@ def _empty(folder: Path) -> None:
                 remove_tree(path)
 
 
-def _files_with_checkpoints_of(before: Iterable[str], folder: Path) -> dict[str, _Identity]:
-    """The files of a folder, without checkpoints that were not complete ``before`` it was listed: what these refer to, such as
-    images of episodes, may have come after its own place in the list."""
-    complete = {path.partition("/")[0] for path in before}
+def _consistent_files(folder: Path) -> dict[str, _Identity]:
+    """The files of a progress folder that may be pushed. Checkpoints that complete while it is listed are left out: files that
+    they refer to, such as images of episodes, may be missing in the list."""
+    complete = {path.partition("/")[0] for path in settled(folder)}
     return {
         path: identity
         for path, identity in _identities(settled(folder)).items()

@@ -20,7 +20,7 @@ ENGINE_GPU = 0.45
 """Fractions of a GPU that actors claim from Ray: one rank and one engine fit together, two of a kind do not, and reward models
 share what is left."""
 PARTS = 10_000
-"""Of a GPU, in which Ray counts claims."""
+"""Ray counts claims in ten-thousandths of a GPU."""
 
 
 @dataclass(frozen=True)
@@ -122,9 +122,9 @@ def place_models(
             f"resources.tensor_parallel_size: {counts.engines} engines of {size} GPUs each, which must be on one node, do not "
             f"fit on nodes with {on_nodes} GPUs; change resources.tensor_parallel_size or resources.engines"
         )
-    ranks = {"policy": _take(list(shared), counts.trainers, together)}
-    ranks |= {role: _take(free, count, together) for role, count in _ranks_apart(resources).items()}
-    of_rewards = {name: _take(free, count) for name, count in _rewards_apart(resources).items()}
+    ranks = {"policy": _reserve(list(shared), counts.trainers, together)}
+    ranks |= {role: _reserve(free, count, together) for role, count in _ranks_apart(resources).items()}
+    reward_gpus = {name: _reserve(free, count) for name, count in _rewards_apart(resources).items()}
     places = {role: tuple(Place((gpu.bundle,), TRAINER_GPU) for gpu in of_role) for role, of_role in ranks.items()}
     # An engine over several GPUs claims none itself: vLLM's workers claim them.
     share = ENGINE_GPU if size == 1 else 0.0
@@ -134,22 +134,22 @@ def place_models(
         left[gpu] -= round(TRAINER_GPU * PARTS)
     for gpu in itertools.chain(*engines):
         left[gpu] -= round(ENGINE_GPU * PARTS)
-    return ActorLayout(places | _of_rewards(resources, reward_models, {**ranks, **of_rewards}, shared, left))
+    return ActorLayout(places | _reward_places(resources, reward_models, {**ranks, **reward_gpus}, shared, left))
 
 
 def _policy_and_engines(free: list[Gpu], counts: Counts, together: int) -> tuple[list[list[Gpu]], list[Gpu]]:
-    """Take GPUs for the policy and the engines out of ``free``: those of each engine, and those on which the policy's ranks
-    are, in groups of ``together``."""
+    """Remove GPUs for the policy and the engines from ``free`` and return them: those of each engine, and those of the policy's
+    ranks, in groups of ``together``."""
     size = counts.tensor_parallel_size
     if counts.engines_apart:  # on the last GPUs
         engines = sorted(sorted(chunk) for chunk in _of_engines(free[::-1], size, together)[: counts.engines])
         _remove(free, itertools.chain(*engines))
-        return engines, sorted(_take(free, counts.trainers, together))
+        return engines, sorted(_reserve(free, counts.trainers, together))
     # Larger groups first, because smaller ones fit into what they leave. Engines must fit, ranks need not.
     ranks, for_engines = (counts.trainers, together), (counts.engines * size, size)
     (count, larger), (least, smaller) = (ranks, for_engines) if together % size == 0 else (for_engines, ranks)
-    shared = _take(free, count, larger, smaller)
-    shared = sorted(shared + _take(free, max(0, least - count), smaller, beside=larger))
+    shared = _reserve(free, count, larger, smaller)
+    shared = sorted(shared + _reserve(free, max(0, least - count), smaller, beside=larger))
     return _of_engines(shared, size)[: counts.engines], shared
 
 
@@ -160,9 +160,9 @@ def _of_engines(gpus: Sequence[Gpu], size: int, larger: int = 1) -> list[list[Gp
     return _on_one_node(gpus, size, larger)
 
 
-def _take(free: list[Gpu], count: int, *sizes: int, beside: int = 1) -> list[Gpu]:
-    """Take so many GPUs out of ``free``: as many groups of the first of ``sizes`` as there are, each on one node, then of the
-    next one, and then any. Groups of the size ``beside`` stay whole, as far as possible."""
+def _reserve(free: list[Gpu], count: int, *sizes: int, beside: int = 1) -> list[Gpu]:
+    """Remove so many GPUs from ``free`` and return them: as many groups of the first of ``sizes`` as there are, each on one
+    node, then of the next one, and then any. Groups of the size ``beside`` stay whole, as far as possible."""
     taken: list[Gpu] = []
     for larger, size in itertools.pairwise((beside, *sizes, 1)):
         groups = _on_one_node(free, size, larger)[: (count - len(taken)) // size]
@@ -220,7 +220,7 @@ def host_of_reward(resources: ResourcesConfig, number: int) -> str | None:
     return place.colocate_with
 
 
-def _of_rewards(
+def _reward_places(
     resources: ResourcesConfig,
     names: Sequence[str],
     groups: Mapping[str, Sequence[Gpu]],

@@ -212,14 +212,14 @@ class WarmActors:
             self.engines.prepare(ENGINE_IMPORTS)
 
     @contextmanager
-    def judges(self, name: str, among: Sequence[str], job: ForwardJob, resources: ResourcesConfig) -> Iterator[Judges]:
+    def judges(self, name: str, names: Sequence[str], job: ForwardJob, resources: ResourcesConfig) -> Iterator[Judges]:
         """Actors of the reward model with this name, for as long as the caller needs them; hold trainers or engines while you
-        do. ``among``: the names of all reward models that the caller has at the same time."""
-        places = self._laid_out(among).places[name]
+        do. ``names``: those of all reward models that the caller has at the same time."""
+        places = self._laid_out(names).places[name]
         environment = self.device.trainer_environment(self.resources, len(places))
         group: ActorGroup[Forward] = self._group(name, places, [environment] * len(places))
         try:
-            own = resources.of_model("reward", among.index(name))
+            own = resources.of_model("reward", names.index(name))
             if is_sharded(own, group.size):
                 self._join(group)
             shared = {"resources": own, "device": self.device, "world": group.size}

@@ -32,7 +32,7 @@ class StartsJudges(Protocol):
     """See :class:`alignment_core.execution.warm_actors.WarmActors`."""
 
     def judges(
-        self, name: str, among: Sequence[str], job: ForwardJob, resources: ResourcesConfig
+        self, name: str, names: Sequence[str], job: ForwardJob, resources: ResourcesConfig
     ) -> AbstractContextManager[Scores]: ...
 
 

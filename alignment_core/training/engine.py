@@ -172,7 +172,7 @@ def close_engine(engine: Any, module: torch.nn.Module, zero_stage: int) -> None:
     """Free the memory of an engine and its module.
 
     ZeRO 3 keeps references to all modules, in a global list and in caches of methods: models of earlier jobs would fill the
-    memory. It also replaces the linear layers of all models of the process, whose last bits differ.
+    memory. It also replaces the linear layers of all models of the process.
     """
     engine.destroy()
     if zero_stage != 3:

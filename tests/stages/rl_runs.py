@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 
 from alignment_core.execution.base import StageCall, StageResult
 from alignment_core.execution.runner import StageRequest, run_stage
+from alignment_core.models.scratch import create_model
 from alignment_core.models.tokenizer import byte_tokenizer
-from alignment_core.recipes import ResourcesConfig, RlConfig
+from alignment_core.recipes import ResourcesConfig, RlConfig, ScratchModel
 from alignment_core.stages.rl import RlStageConfig
 from tests.stages.killing import store_with
 
@@ -36,6 +37,20 @@ SMALL_LETTERS = """
 def share_of_small_letters(prompt, completion, label):
     return sum(letter.islower() for letter in completion) / max(1, len(completion))
 """
+
+
+def two_head_model(folder: Path) -> Path:
+    """A tiny model whose query and key heads two ranks can share, in this folder."""
+    shape = ScratchModel(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+    )
+    create_model(shape, None, 1, folder)
+    return folder
 
 
 def rewards_small_letters(folder: Path) -> dict[str, Any]:

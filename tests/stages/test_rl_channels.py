@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from alignment_core.models.scratch import create_model
-from alignment_core.recipes import ResourcesConfig, ScratchModel
+from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages.rl import weights
 from tests.matrix import matrix
 from tests.stages.conftest import RunRl
-from tests.stages.rl_runs import RESOURCES, Section, rewards_small_letters, section_of
+from tests.stages.rl_runs import RESOURCES, Section, rewards_small_letters, section_of, two_head_model
 
 pytestmark = pytest.mark.slow
 
@@ -67,9 +66,7 @@ def test_each_channel_gives_the_same_digests(
 def test_deltas_give_the_same_digests(
     training: dict[str, Any], more: dict[str, Any], section: Section, run: RunRl, tmp_path: Path
 ) -> None:
-    model = tmp_path / "model"  # whose heads two ranks can share
-    shape = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 2}
-    create_model(ScratchModel(**shape, intermediate_size=128, max_position_embeddings=256), None, 1, model)  # type: ignore[arg-type]
+    model = two_head_model(tmp_path / "model")
     section["training"] |= SMALL_STEPS | training
     resources = RESOURCES.model_copy(update=more)
     _, full = run(section, "full", model, resources=resources)

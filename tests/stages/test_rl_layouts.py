@@ -17,11 +17,19 @@ from safetensors.torch import load_file
 from alignment_core.errors import Stopped, UserError
 from alignment_core.execution.base import StageCall
 from alignment_core.execution.runner import StageRequest, run_stage
-from alignment_core.models.scratch import create_model
-from alignment_core.recipes import ResourcesConfig, RlConfig, ScratchModel
+from alignment_core.recipes import ResourcesConfig, RlConfig
 from alignment_core.stages.rl import RlStageConfig
 from tests.stages.killing import Killer, store_with
-from tests.stages.rl_runs import RESOURCES, Section, prompts, rewards_small_letters, rows_of, run_rl, section_of
+from tests.stages.rl_runs import (
+    RESOURCES,
+    Section,
+    prompts,
+    rewards_small_letters,
+    rows_of,
+    run_rl,
+    section_of,
+    two_head_model,
+)
 from tests.training.test_trainer_ranks import greatest_difference
 
 pytestmark = pytest.mark.slow
@@ -206,9 +214,7 @@ def test_groups_of_ranks_that_compute_together_train_the_same_policy(
 @pytest.mark.exhaustive
 def test_ranks_that_share_layers_train_the_same_policy(section: Section, machines: Any, tmp_path: Path) -> None:
     """Policy, critic and reference in two parts; the engine gets whole weights, as the policy's next samples show."""
-    model = tmp_path / "model"
-    shape = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 2}
-    create_model(ScratchModel(**shape, intermediate_size=128, max_position_embeddings=256), None, 1, model)  # type: ignore[arg-type]
+    model = two_head_model(tmp_path / "model")
     section |= {**PPO, "kl": {"coefficient": 0.1}, "steps": 2}
     models = {"critic": {"gpus": 2}, "reference": {"colocate_with": "critic"}}
     results = []

@@ -43,7 +43,7 @@ def open_sources(
     warnings: list[str],
 ) -> RewardSources:
     """The sources of the rewards. They add to ``warnings`` once they are open."""
-    in_own_actors = [f"reward-{number}" for number, reward in enumerate(section.rewards) if kind_of(reward).actors]
+    reward_model_names = [f"reward-{number}" for number, reward in enumerate(section.rewards) if kind_of(reward).actors]
     opening = Opening(
         REWARDS_FIELD,
         context.resources,
@@ -55,7 +55,7 @@ def open_sources(
         images_in_observations=section.environment is not None and section.environment.images,
         warnings=warnings,
         elsewhere=context.machines.actors.elsewhere,
-        scores=in_actors(context.machines.actors, in_own_actors, context.resources),
+        scores=in_actors(context.machines.actors, reward_model_names, context.resources),
         starting=context.ticket.starting,
     )
     models = {
